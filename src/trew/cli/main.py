@@ -33,6 +33,7 @@ COMMANDS: dict[str, tuple[str, str | tuple[str, ...], str]] = {
     "report": ("report", "report", "one HTML file about one or several runs"),
     "view": ("view", "view", "runs in a browser, while they train and afterwards: curves, completions, tokens"),
     "compare": ("compare", "compare", "which settings are better, and how sure that is: runs paired by seed"),
+    "study": ("study", "study", "many runs by one design: learning rates tuned, seeds paired, intervals, resumable"),
     "explain": ("explain", "explain", "an objective: its equation, defaults and source; --plot draws its weight"),
     "data": (
         "data",

@@ -1,0 +1,84 @@
+"""Chooses the tuned setting of every cell by its tuning seeds, and measures how much the choice matters."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .design import Cell, Study
+from .rows import Row
+
+GOOD = 0.9
+"""Share of an algorithm's best area from which a value counts as good."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """How a cell did at each value of the tuned setting, on the tuning seeds."""
+
+    values: tuple[float, ...]
+    areas: tuple[float, ...]  # mean over tuning seeds
+    failed: tuple[int, ...]  # runs
+
+    @property
+    def best(self) -> int:
+        """The place of the chosen value: the largest mean area, of equals the smallest value."""
+        return int(np.argmax(self.areas))
+
+    @property
+    def at_an_end(self) -> bool:
+        """The best may lie outside of the values that were tried."""
+        return self.best in (0, len(self.values) - 1)
+
+    @property
+    def width(self) -> float:
+        """Decades around the best value in which the area stays good.
+
+        >>> Tuned((0.001, 0.01, 0.1), (0.5, 0.5, 0.1), (0, 0, 3)).width
+        1.0
+        """
+        good = [area >= GOOD * self.areas[self.best] for area in self.areas]
+        low = high = self.best
+        while low > 0 and good[low - 1]:
+            low -= 1
+        while high < len(good) - 1 and good[high + 1]:
+            high += 1
+        return math.log10(self.values[high] / self.values[low])
+
+    @property
+    def at_three_times(self) -> float | None:
+        """The share of the best area that is left at three times the chosen value (the next of half decades); None if
+        that was not tried."""
+        best = self.values[self.best]
+        for value, area in zip(self.values, self.areas, strict=True):
+            if 2.5 <= value / best <= 4:
+                return area / self.areas[self.best] if self.areas[self.best] else None
+        return None
+
+
+def tuned_of(cells: Iterable[Cell], values: tuple[float, ...], rows: Iterable[Row]) -> dict[Cell, Tuned]:
+    """The tuning of the cells for which every value has a run."""
+    by_cell: dict[Cell, dict[float | None, list[Row]]] = {}
+    for row in rows:
+        by_cell.setdefault(row.run.cell, {}).setdefault(row.value, []).append(row)
+    return {cell: _of(values, found) for cell in cells if (found := by_cell.get(cell)) and set(found) >= set(values)}
+
+
+def choose(study: Study, rows: Iterable[Row]) -> dict[Cell, float | None]:
+    """The value of every cell that is tuned completely: the one with the largest mean area under the held-out curve."""
+    tuning = [row for row in rows if row.seed in study.tuning]
+    counts = Counter(row.run.cell for row in tuning)
+    whole = [cell for cell in study.cells if counts[cell] == len(study.values) * len(study.tuning)]
+    return {cell: found.values[found.best] for cell, found in tuned_of(whole, study.values, tuning).items()}
+
+
+def _of(values: tuple[float, ...], rows: Mapping[float | None, Sequence[Row]]) -> Tuned:
+    return Tuned(
+        values,
+        tuple(float(np.mean([row.area for row in rows[value]])) for value in values),
+        tuple(sum(bool(row.failed) for row in rows[value]) for value in values),
+    )

@@ -1,0 +1,144 @@
+"""The figures of one run of a study, read from its folder: what is reported, and nothing else is kept of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import DataError
+from ..runs.report.read import RunData, load_run
+from .design import Cell, Run
+from .states import Place
+
+LAST = 3
+"""Evaluations at the end whose mean is the final accuracy: less noise than one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One run. ``failed`` says why it counts as failed and is empty for others; a failed run keeps its figures, with
+    its last evaluation for those that it did not reach."""
+
+    task: str
+    regime: str
+    algorithm: str
+    value: float | None  # of the tuned setting
+    seed: int
+    steps: tuple[int, ...]  # of the evaluations, from 0
+    accuracy: tuple[float, ...]  # held out, at these steps
+    completions: tuple[int, ...]  # sampled until then
+    tokens: tuple[int, ...]
+    optimizer_steps: int
+    final: float
+    area: float
+    failed: str
+    error: str
+    entropy: tuple[float | None, float | None]  # of the first and the last step
+    kl: float | None  # the largest of a step, to the policy that the step began with
+    clipped: float | None  # means over steps
+    truncated: float | None
+    no_signal: float | None
+    trew: str  # version
+    seconds: float
+    cpu_seconds: float
+    load: float  # of the machine at the end
+
+    @property
+    def run(self) -> Run:
+        return Run(Cell(self.task, self.regime, self.algorithm), self.value, self.seed)
+
+    @property
+    def normalised(self) -> float:
+        """(final - start) / (1 - start): tasks with other starts can be averaged."""
+        start = self.accuracy[0]
+        return (self.final - start) / (1 - start) if start < 1 else 0.0
+
+    def line(self) -> str:
+        """The run in a few words."""
+        told = f"{self.accuracy[0]:.2f} to {self.final:.2f}"
+        return f"{told}, failed: {self.failed}" if self.failed else told
+
+    def to_json(self) -> dict[str, Any]:
+        return {key: list(v) if isinstance(v, tuple) else v for key, v in dataclasses.asdict(self).items()}
+
+    @staticmethod
+    def from_json(table: Mapping[str, Any]) -> Row:
+        plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}
+        return Row(**plain)
+
+
+def read_row(run: Run, place: Place) -> Row:
+    """The figures of a run that has ended. Raises DataError if its folder does not have them."""
+    data, result = load_run(place.folder), place.read_result()
+    evals = sorted((row["step"], row["eval_accuracy"]) for row in data.rows if row.get("eval_accuracy") is not None)
+    if not evals or data.notes:
+        raise DataError(f"{place.folder}: {'; '.join(data.notes) or 'has no evaluation'}; remove it, and it runs again")
+    trained = [row for row in data.rows if "eval_accuracy" not in row]
+    accuracy = [value for _, value in evals]
+    error = str(result.get("failed", ""))
+    budget = [_sampled(data, trained, until=step) for step, _ in evals]
+    final = float(np.mean(accuracy[1:][-LAST:] or accuracy))
+    return Row(
+        task=run.cell.task, regime=run.cell.regime, algorithm=run.cell.algorithm, value=run.value, seed=run.seed,
+        steps=tuple(step for step, _ in evals), accuracy=tuple(accuracy),
+        completions=tuple(count for count, _ in budget), tokens=tuple(count for _, count in budget),
+        optimizer_steps=int(max((row.get("policy_version") or 0 for row in trained), default=0)), final=final,
+        area=area(evals, end=int(data.config["steps"])), failed=_failed(accuracy, final, error), error=error,
+        entropy=(_at(trained, "entropy", 0), _at(trained, "entropy", -1)), kl=_largest(trained, "kl_old"),
+        clipped=_mean(trained, "clip_share"), truncated=_mean(trained, "truncated_share"),
+        no_signal=_mean(trained, "zero_signal_share"), trew=str(data.summary.get("versions", {}).get("trew", "")),
+        seconds=float(result.get("seconds", 0.0)), cpu_seconds=float(result.get("cpu_seconds", 0.0)),
+        load=float(result.get("load", 0.0)),
+    )  # fmt: skip
+
+
+def area(evals: Sequence[tuple[int, float]], *, end: int) -> float:
+    """The mean height of the curve of accuracy over steps 0 to ``end``; one that stops before goes on at its height.
+
+    >>> area([(0, 0.0), (2, 1.0)], end=4)
+    0.75
+    """
+    steps, values = map(list, zip(*evals, strict=True))
+    if steps[-1] < end:
+        steps, values = [*steps, end], [*values, values[-1]]
+    return float(np.trapezoid(values, steps)) / (steps[-1] - steps[0]) if steps[-1] > steps[0] else values[0]
+
+
+def _failed(accuracy: Sequence[float], final: float, error: str) -> str:
+    """Why a run counts as failed; empty if it does not."""
+    if error:
+        return "numbers not finite"
+    if final < accuracy[0]:
+        return "ended below its start"
+    return "lost half of its best" if final < max(accuracy) / 2 else ""
+
+
+def _sampled(data: RunData, trained: Sequence[Mapping[str, Any]], *, until: int) -> tuple[int, int]:
+    """Completions and tokens that were sampled for training up to a step."""
+    size = int(data.config["rollout"]["completions"])
+    counts = [(size * (row.get("groups_sampled") or 0), row.get("completion_length") or 0)
+              for row in trained if row["step"] <= until]  # fmt: skip
+    return round(sum(count for count, _ in counts)), round(sum(count * length for count, length in counts))
+
+
+def _known(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+    return [row[name] for row in rows if isinstance(row.get(name), (int, float)) and math.isfinite(row[name])]
+
+
+def _at(rows: Sequence[Mapping[str, Any]], name: str, place: int) -> float | None:
+    values = _known(rows, name)
+    return values[place] if values else None
+
+
+def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    values = _known(rows, name)
+    return float(np.mean(values)) if values else None
+
+
+def _largest(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    return max(_known(rows, name), default=None)

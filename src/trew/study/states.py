@@ -1,0 +1,109 @@
+"""What has become of a run: decided by what its folder holds, so that a study can be continued after anything."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ..config import Config
+from ..config.free import is_free
+from ..config.recipe import dumps
+from ..runs.config_file import redact_config
+from ..runs.files import write_atomic
+from ..utils.toml import flatten
+
+State = Literal["done", "failed", "half", "new"]
+
+_KEPT_ROLLOUTS = 3  # steps whose completions stay, to look at
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a run is, and the settings that it must have."""
+
+    folder: Path
+    fingerprint: str
+
+    @property
+    def result(self) -> Path:
+        """What its process wrote at its end: seconds, and the error of a failed run."""
+        return self.folder.with_name(f"{self.folder.name}.json")
+
+    @property
+    def log(self) -> Path:
+        """What its process printed."""
+        return self.folder.with_name(f"{self.folder.name}.log")
+
+    def state(self) -> State:
+        """``done`` and ``failed`` are final: the run has these settings, and ended by itself. ``half`` has a checkpoint
+        from which it goes on. Anything else starts again, in a folder that is made anew."""
+        if not self.folder.is_dir() or self._own() != self.fingerprint:
+            return "new"
+        if (self.folder / "summary.json").exists():
+            return "done"
+        if self.read_result().get("failed"):
+            return "failed"
+        return "half" if any((self.folder / "checkpoints").glob("[0-9]*")) else "new"
+
+    def read_result(self) -> dict[str, Any]:
+        try:
+            return json.loads(self.result.read_bytes())
+        except (OSError, ValueError):
+            return {}
+
+    def begin(self) -> None:
+        """Removes what an earlier process said about its end: it is not this one's."""
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        self.result.unlink(missing_ok=True)
+
+    def tidy(self) -> None:
+        """Removes what no figure needs from a run that has ended: weights, pages, and most completions."""
+        for name in ("final", "checkpoints"):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+        for path in sorted((self.folder / "rollouts").glob("*.parquet"))[:-_KEPT_ROLLOUTS]:
+            path.unlink()
+        (self.folder / "report.html").unlink(missing_ok=True)
+        self.log.unlink(missing_ok=True)
+
+    def _own(self) -> str:
+        try:
+            return _digest(tomllib.loads((self.folder / "config.toml").read_text("utf-8")), self._known)
+        except (OSError, ValueError):
+            return ""
+
+    @property
+    def _known(self) -> str:
+        return self.fingerprint.partition(" ")[2]
+
+
+def fingerprint(config: Config, *, model: str = "") -> str:
+    """The settings of a run that change what it learns, as a hash; ``model`` is the hash of weights that the study
+    made, in place of where they lie.
+
+    The task's own rewards are not among them: a run's folder names them, a recipe need not.
+    """
+    judged = "given" if config.rewards else "default"
+    note = f"{judged} {model}".strip()
+    return _digest(tomllib.loads(redact_config(dumps(config))), note)
+
+
+def _digest(table: Mapping[str, Any], note: str) -> str:
+    judged, _, model = note.partition(" ")
+    plain = {key: value for key, value in table.items() if not (key == "rewards" and judged == "default")}
+    flat = {k: v for k, v in flatten(plain).items() if not is_free(k) or k in ("threads", "eval.every")}
+    if model:
+        flat["model"] = model
+    hashed = hashlib.sha256(json.dumps(flat, sort_keys=True).encode()).hexdigest()[:16]
+    return f"{hashed} {note}"
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Writes ``content`` as JSON, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, lambda file: file.write((json.dumps(content, indent=1) + "\n").encode()))

@@ -1,0 +1,135 @@
+"""The small model of a study: made from a seed, and trained on problems and answers until it is sometimes right.
+
+A study needs hundreds of runs, and so a model that takes seconds for each; and a model that is never right gives
+reinforcement learning nothing to start from. The tokenizer has one token for each character of arithmetic. Supervised
+steps stop at the first look at which the mean probability of a right answer, at temperature 1 and computed exactly,
+reaches ``Warm.accuracy``. The same settings give the same weights to the bit on one machine.
+
+The supervised steps are the plainest there are, so that the start of a study depends on nothing else in trew.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from ..config import Config
+from ..errors import ConfigError, DataError
+from ..models.loading import PLAIN_TEMPLATE
+from ..models.quiet import quiet
+from ..models.writing import written_whole
+from ..rollout.chat import Renderer
+from ..training import episodes
+from ..types import Prompt
+from .settings import Warm
+
+CHARACTERS = "0123456789+-*/=(), \n"
+_PAD, _END = "<pad>", "<end>"
+_PROBED = 512  # problems over which the probability is averaged
+_EVERY = 5  # steps between two looks
+
+
+def make(config: Config, warm: Warm, folder: Path) -> dict[str, Any]:
+    """Makes the model for the data of ``config`` in ``folder``; returns what is known about it.
+
+    Raises DataError if the task's problems cannot be learned from, and ConfigError if they are not learned.
+    """
+    torch.set_num_threads(1)  # sums in another order would give other weights
+    made = tokenizer()
+    data = episodes.dataset(dataclasses.replace(config, seed=warm.seed))
+    rows = [_encoded(prompt, Renderer(made)) for prompt in data.train]
+    ids, answers = _padded(rows)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(warm.seed)
+        model = LlamaForCausalLM(_shape(warm, len(made), longest=ids.shape[1]))
+    steps, reached = _train(model, ids, answers, warm)
+    if reached < warm.accuracy:
+        raise ConfigError(
+            f"warm.accuracy: got {warm.accuracy}, but after warm.steps = {steps} the probability of a right answer is "
+            f"{reached:.3f}; lower it, or give more steps or a larger model"
+        )
+    with written_whole(folder) as place, quiet():
+        model.save_pretrained(place)
+        made.save_pretrained(place)
+    count = sum(p.numel() for p in model.parameters())
+    weights = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    return {"parameters": count, "steps": steps, "accuracy": round(reached, 4), "problems": len(rows),
+            "sha256": weights}  # fmt: skip
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """One token for each character of ``CHARACTERS``. A chat is its contents and a line break."""
+    vocabulary = {token: i for i, token in enumerate([_PAD, _END, *CHARACTERS])}
+    inner = Tokenizer(models.WordLevel(vocabulary, unk_token=_PAD))
+    inner.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    inner.decoder = decoders.Fuse()
+    made = PreTrainedTokenizerFast(tokenizer_object=inner, pad_token=_PAD, eos_token=_END)
+    made.chat_template = PLAIN_TEMPLATE
+    return made
+
+
+def _encoded(prompt: Prompt, renderer: Renderer) -> tuple[list[int], list[int]]:
+    """The tokens of a problem and of its answer, with the end. Raises DataError if it has none that can be written."""
+    answer = prompt.columns.get("gold")
+    if not isinstance(answer, str) or not answer:
+        raise DataError(f"prompt {prompt.uid!r}: has no gold to learn from; [warm] needs a task such as arithmetic")
+    text = renderer.render(prompt)
+    if foreign := sorted(set(text + answer) - set(CHARACTERS)):
+        raise DataError(
+            f"prompt {prompt.uid!r}: contains {foreign[0]!r}, and the tokens of [warm] are {CHARACTERS!r}; for "
+            "arithmetic set data.args.template = '{expression}='"
+        )
+    return renderer.encode(prompt), [*renderer.tokens(answer), *renderer.tokens(_END)]
+
+
+def _padded(rows: Sequence[tuple[list[int], list[int]]]) -> tuple[Tensor, Tensor]:
+    """All rows with padding at their ends, and which tokens are answers."""
+    longest = max(len(prompt) + len(answer) for prompt, answer in rows)
+    ids, answers = torch.zeros(len(rows), longest, dtype=torch.long), torch.zeros(len(rows), longest, dtype=torch.bool)
+    for i, (prompt, answer) in enumerate(rows):
+        ids[i, : len(prompt) + len(answer)] = torch.tensor([*prompt, *answer])
+        answers[i, len(prompt) : len(prompt) + len(answer)] = True
+    return ids, answers
+
+
+def _shape(warm: Warm, vocabulary: int, *, longest: int) -> LlamaConfig:
+    return LlamaConfig(
+        vocab_size=vocabulary, hidden_size=warm.hidden, intermediate_size=warm.intermediate,
+        num_hidden_layers=warm.layers, num_attention_heads=warm.heads, num_key_value_heads=warm.heads,
+        max_position_embeddings=max(128, 4 * longest), tie_word_embeddings=True, bos_token_id=None, eos_token_id=1,
+        pad_token_id=0,
+    )  # fmt: skip
+
+
+def _train(model: LlamaForCausalLM, ids: Tensor, answers: Tensor, warm: Warm) -> tuple[int, float]:
+    """Supervised steps on the answers; the number of steps, and the mean probability of a right answer after them."""
+    draws = torch.Generator().manual_seed(warm.seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=warm.lr, weight_decay=0.0)
+    probed = torch.arange(min(_PROBED, len(ids)))
+    for step in range(warm.steps + 1):
+        if step % _EVERY == 0 or step == warm.steps:
+            with torch.no_grad():
+                reached = float(_logprobs(model, ids, answers, probed).sum(-1).exp().mean())
+            if reached >= warm.accuracy or step == warm.steps:
+                return step, reached
+        drawn = torch.randint(len(ids), (warm.batch,), generator=draws)
+        loss = -_logprobs(model, ids, answers, drawn).sum() / answers[drawn].sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    raise AssertionError("the last step returns")
+
+
+def _logprobs(model: LlamaForCausalLM, ids: Tensor, answers: Tensor, rows: Tensor) -> Tensor:
+    """The log-probs of the answers' tokens; 0 elsewhere. Padding comes last, so that no answer sees it."""
+    tokens = ids[rows]
+    logprobs = torch.log_softmax(model(input_ids=tokens).logits[:, :-1].float(), -1)
+    return logprobs.gather(-1, tokens[:, 1:, None])[..., 0] * answers[rows][:, 1:]

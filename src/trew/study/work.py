@@ -1,0 +1,87 @@
+"""What the processes of a study do: a check, a small model, a training. Each runs in a child of its own.
+
+Nothing is returned through memory: a child writes a JSON file as its last act, and one that was killed leaves none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..config import load
+from ..errors import NumericsError, Problems, TrewError
+from ..rewards.isolation.lifelines import die_with_parent
+from ..runs.files import write_atomic
+from ..utils.secrets import redact
+from .settings import Warm
+
+PRELOADED = (
+    "trew.study.work", "trew.study.warm", "trew.training.start", "trew.backends.cpu.backend", "pyarrow.parquet",
+    "transformers.models.llama.modeling_llama", "transformers.models.auto.tokenization_auto", "trew.runs.report.html",
+)  # fmt: skip
+"""What the process imports that children are forked from; a module that is not installed is left out."""
+
+
+def child(log: Path, result: Path, work: Callable[..., dict[str, Any]], *arguments: Any) -> None:
+    """Does ``work`` with its output in ``log``, and writes what it returns, or the error that it ended with."""
+    os.setsid()  # signals of a terminal reach the study, which passes them on
+    die_with_parent()
+    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    for stream in (1, 2):
+        os.dup2(out, stream)
+    started = time.monotonic()
+    try:
+        found = work(*arguments)
+    except TrewError as error:
+        found = {"error": redact(str(error)), "kind": type(error).__name__}
+    sys.stdout.flush()
+    found |= {"seconds": round(time.monotonic() - started, 2), "load": round(os.getloadavg()[0], 2)}
+    found["cpu_seconds"] = round(time.process_time(), 2)
+    write_atomic(result, lambda file: file.write(json.dumps(found).encode()))
+
+
+def train(recipe: Path, overrides: Sequence[str], out: str) -> dict[str, Any]:
+    """One training from its beginning, as ``trew train --overwrite`` runs it."""
+    return _train(recipe, overrides, out, resume=False)
+
+
+def resume(recipe: Path, overrides: Sequence[str], out: str) -> dict[str, Any]:
+    """One training from its newest checkpoint, as ``trew train --resume`` runs it."""
+    return _train(recipe, overrides, out, resume=True)
+
+
+def _train(recipe: Path, overrides: Sequence[str], out: str, *, resume: bool) -> dict[str, Any]:
+    """Numbers that stop being finite are a result and not a mishap."""
+    from ..training import start
+
+    try:
+        start.train(recipe, set=[*overrides, f"out={json.dumps(out)}"], resume=resume, overwrite=not resume)
+    except NumericsError as error:
+        return {"failed": redact(str(error))}
+    return {}
+
+
+def make_model(recipe: Path, overrides: Sequence[str], warm: Warm, folder: Path) -> dict[str, Any]:
+    """The small model for a task."""
+    from . import warm as making
+
+    return {"model": making.make(load(recipe, overrides), warm, folder)}
+
+
+def check(recipe: Path, cells: Sequence[tuple[str, Sequence[str]]]) -> dict[str, Any]:
+    """Checks all cells as ``trew train --dry-run`` does: the problems, each with the cells that have it."""
+    from ..training import planning
+
+    found: dict[str, list[str]] = {}
+    for name, overrides in cells:
+        problems = Problems()
+        if plan := problems.attempt(lambda overrides=overrides: planning.plan(planning.read(recipe, overrides))):
+            plan.rewards.close()
+        for problem in problems:
+            found.setdefault(problem, []).append(name)
+    return {"problems": found}

@@ -1,0 +1,141 @@
+"""trew study on real runs of a tiny model: killed anywhere and continued, it gives what an undisturbed one gives."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+
+import pytest
+
+import study_help
+import tiny
+from forks import below, fields_of, gone, wait_for
+from recipe_help import ODD, recipe
+
+TRIANGULAR = {"objective.preset": "trw-triangular", "objective.w0": 1.0, "objective.w2": 1.0, "objective.w_out": 0.0}
+ALGORITHMS = {"clip": {"objective.preset": "grpo", "objective.eps_high": 0.2}, "other": None,
+              "same": {**TRIANGULAR, "objective.eps_low": 0.2, "objective.eps_high": 0.2}}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A study of two algorithms that are the same one: 4 runs for tuning, 4 that are reported."""
+    folder = tmp_path_factory.mktemp("study")
+    (folder / "reward.py").write_text(ODD)
+    tiny.save(folder / "lm")
+    sections = {
+        "steps": 2, "chat_template": "plain", "eval": {"size": 8, "correct_at": 0.6, "every": 1},
+        "checkpoint": {"every": 0}, "track": {"samples_every": 0, "regrade_every": 0},
+    }  # fmt: skip
+    text = recipe(folder / "lm", **sections)
+    study_help.write(folder, text, seeds=2, tuning_seeds=1, algorithms=ALGORITHMS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def undisturbed(server, place):
+    text = server.run("study", "study.toml", "--out", "whole", cwd=place)
+    assert "planted: 2 cells, 8 runs, 8 to do" in text
+    return results(place / "whole")
+
+
+def results(folder):
+    """The results without what clocks say."""
+    found = json.loads((folder / "results.json").read_text())
+    for kind in ("tuning", "runs"):
+        for row in found[kind]:
+            del row["seconds"], row["cpu_seconds"], row["load"]
+    return json.dumps(found, sort_keys=True)
+
+
+def ended(folder):
+    return len([*folder.glob("runs/*/*/*/*/*/summary.json")])
+
+
+def test_the_same_algorithm_under_two_names_has_equal_curves(undisturbed, place):
+    found = json.loads(undisturbed)
+    assert (len(found["tuning"]), len(found["runs"])) == (4, 4)
+    curves = {name: [{k: v for k, v in row.items() if k not in ("algorithm", "value")}
+                     for row in (*found["tuning"], *found["runs"]) if row["algorithm"] == name]
+              for name in ("clip", "same")}  # fmt: skip
+    assert curves["clip"] == curves["same"]
+    assert len({tuple(row["accuracy"]) for row in found["runs"]}) > 1  # equal, but not because all is equal
+    assert found["chosen"]["sums/off/clip"] == found["chosen"]["sums/off/same"]
+    assert "equal" in (place / "whole" / "report.md").read_text()
+    assert not [*(place / "whole").glob("runs/*/*/*/*/*/final/*")]
+
+
+def test_killed_and_continued_it_gives_the_same_results(server, place, undisturbed):
+    """Stopped by a signal, then kill -9 of the study, then of a single run."""
+    out = place / "killed"
+    study = begun(server, place)
+    family = study.family()
+    assert study.kill(signal.SIGTERM).wait() == 128 + signal.SIGTERM, study.text()
+    wait_for(lambda: gone(family), study.text)  # the fork server ends a moment after the study
+    study = begun(server, place, "--jobs", "2")
+    family = study.family()
+    study.kill(signal.SIGKILL)
+    wait_for(lambda: gone(family), study.text)  # no run goes on without the study
+    assert 1 <= ended(out) < 8
+    assert "seeds: 0 of 2 complete" in server.run("study", "study.toml", "--out", "killed", "--status", cwd=place)
+    study = begun(server, place)
+    for pid in runs_of(study)[:1]:
+        os.kill(pid, signal.SIGKILL)  # one run alone: it is started again
+    assert study.wait() == 0, study.text()
+    assert results(out) == undisturbed
+
+
+def begun(server, place, *options):
+    """A study that has ended one run more than before."""
+    out = place / "killed"
+    before = ended(out)
+    study = server.start("study", "study.toml", "--out", "killed", *options, cwd=place)
+    wait_for(lambda: ended(out) > before or study.ended(), study.text)
+    assert ended(out) > before, study.text()
+    return study
+
+
+def runs_of(study):
+    """The processes of runs: children of the fork server, which is a child of the study."""
+    servers = {pid for pid in below(study.pid) if parent(pid) == study.pid}
+    return [pid for pid in below(study.pid) if parent(pid) in servers]
+
+
+def parent(pid):
+    with contextlib.suppress(OSError, IndexError):
+        return int(fields_of(pid)[1])
+    return 0
+
+
+def test_nothing_starts_if_one_cell_would_be_refused(server, place):
+    text = (place / "study.toml").read_text()
+    (place / "wrong.toml").write_text(text.replace('"objective.eps_high" = 0.2', '"objective.eps_hihg" = 0.2', 1))
+    said = server.run("study", "wrong.toml", "--out", "wrong", cwd=place, code=2)
+    assert "sums/off/clip: " in said
+    assert "eps_hihg" in said
+    assert not (place / "wrong" / "runs").exists()
+    shutil.rmtree(place / "wrong")
+
+
+def test_a_dry_run_counts_and_trains_nothing(server, place):
+    assert "2 cells, 8 runs, 8 to do" in server.run("study", "study.toml", "--out", "dry", "--dry-run", cwd=place)
+    assert not (place / "dry" / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [(["--jobs", "0"], "--jobs: got 0"), (["--hours", "0"], "--hours: got 0"),
+     (["--only", "offf"], "did you mean 'off'"), (["--status", "--dry-run"], "give one of them")],
+)  # fmt: skip
+def test_options_that_make_no_sense_are_refused(server, place, options, message):
+    assert message in server.run("study", "study.toml", *options, cwd=place, code=2)
+
+
+def test_two_studies_in_one_folder_are_refused(server, place):
+    study = server.start("study", "study.toml", "--out", "twice", cwd=place)
+    wait_for(lambda: (place / "twice" / "study.lock").exists(), study.text)
+    assert "in use by another run" in server.run("study", "study.toml", "--out", "twice", cwd=place, code=2)
+    study.kill(signal.SIGKILL)

@@ -1,0 +1,107 @@
+"""The design of a study: what is refused, the order of runs, what is fixed by its digest, and what changed later."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from study_help import study, write
+from trew.errors import ConfigError
+from trew.study.design import load, only, reported_runs, tuning_runs
+from trew.study.history import History
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"basline": "clip"}, "basline: unknown key (did you mean 'baseline'?)"),
+        ({"baseline": "clp"}, "baseline: got 'clp' (did you mean 'clip'?), accepts one of the algorithms"),
+        ({"base": None}, "base: got None"),
+        ({"seeds": 1}, "seeds: got 1, accepts a whole number from 2"),
+        ({"tuning_seeds": 0}, "tuning_seeds: got 0"),
+        ({"name": "a b"}, "name: got 'a b'"),
+        ({"claims": "none"}, "claims: got 'none', accepts a list of texts"),
+        ({"tasks": None}, "tasks: got None, accepts one table or more, as [tasks.NAME]"),
+        ({"regimes": {"clip": {}}}, "the name is among regimes too"),
+        ({"regimes": {"../out": {}}}, "regimes.../out: accepts names of letters"),
+        ({"set": {"seed": 3}}, "set: sets seed, which the study gives each run itself"),
+        ({"algorithms": {"clip": {"learner.lr": 0.1}}}, "algorithms.clip: sets learner.lr, which [tune] varies"),
+        ({"tune": {"learner.lr": [0.1]}}, "tune: got"),
+        ({"tune": {"learner.lr": [0.1, 0.1]}}, "two different numbers"),
+        ({"warm": {"accuracy": 2.0}}, "warm.accuracy: got 2.0, accepts a share"),
+        ({"warm": {"heds": 2}}, "warm.heds: unknown key"),
+        ({"warm": {}, "set": {"model": "lm"}}, "set: sets model, which the study gives each run itself"),
+    ],
+)
+def test_what_is_wrong_with_a_design_is_named(tmp_path, changes, message):
+    with pytest.raises(ConfigError) as caught:
+        load(write(tmp_path, **changes))
+    assert message in str(caught.value)
+
+
+def test_a_missing_design_and_a_missing_recipe_are_named(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load(tmp_path / "none.toml")
+    with pytest.raises(ConfigError, match="no such recipe"):
+        load(write(tmp_path, base="gone.toml"))
+
+
+def test_every_beginning_of_the_runs_is_a_balanced_study(tmp_path):
+    plan = study(tmp_path, regimes={"on": {}})
+    assert len(plan.cells) == 6
+    tuning = list(tuning_runs(plan, plan.cells))
+    reported = list(reported_runs(plan, plan.cells, dict.fromkeys(plan.cells, 0.01)))
+    assert (len(tuning), len(reported)) == (6 * 2 * 2, 6 * 10)
+    for runs in (tuning, reported):
+        seeds = [run.seed for run in runs]
+        assert seeds == sorted(seeds)  # one seed of all cells after the other
+        for _, of in itertools.groupby(runs, key=lambda run: run.seed):
+            assert {run.cell for run in of} == set(plan.cells)
+    assert not {run.seed for run in tuning} & {run.seed for run in reported}
+    assert len({run.folder for run in [*tuning, *reported]}) == len(tuning) + len(reported)
+
+
+def test_later_settings_win_and_threads_do_not_depend_on_jobs(tmp_path):
+    plan = study(
+        tmp_path, set={"steps": 1, "eval.size": 1}, tasks={"sums": {"steps": 2}}, regimes={"off": {"steps": 3}},
+        algorithms={"clip": {"steps": 4}},
+    )  # fmt: skip
+    runs = {run.cell.algorithm: run for run in reported_runs(plan, plan.cells, dict.fromkeys(plan.cells, 0.01))}
+    assert "steps=4" in plan.overrides(runs["clip"])
+    assert "steps=3" in plan.overrides(runs["other"])
+    for wanted in ("threads=1", "eval.size=1", "learner.lr=0.01", "seed=10"):
+        assert wanted in plan.overrides(runs["other"])
+    assert "threads=1" not in study(tmp_path, set={"threads": 2}).overrides(runs["clip"])
+
+
+def test_only_names_cells_by_their_parts(tmp_path):
+    plan = study(tmp_path, regimes={"on": {}})
+    assert [cell.name for cell in only(plan, "on/clip")] == ["sums/on/clip"]
+    assert len(only(plan, "off/sums")) == len(only(plan, "sums/off")) == 3
+    assert only(plan, "") == plan.cells
+    for wrong, message in (("of", "did you mean 'off'"), ("on/off", "names no cell")):
+        with pytest.raises(ConfigError, match=message):
+            only(plan, wrong)
+
+
+def test_the_digest_is_of_everything_that_was_fixed(tmp_path):
+    one = study(tmp_path)
+    assert one.digest == study(tmp_path).digest
+    others = [
+        study(tmp_path, claims=["another"]), study(tmp_path, question="?"), study(tmp_path, seeds=11),
+        study(tmp_path, baseline="same"), study(tmp_path, tune={"learner.lr": [0.001, 0.02]}),
+        load(write(tmp_path, recipe='model = "lm"\nsteps = 11\n')),
+    ]  # fmt: skip
+    assert len({one.digest, *(other.digest for other in others)}) == 7
+
+
+def test_a_claim_that_changes_after_the_first_run_is_shown_and_one_before_is_not(tmp_path):
+    first, second, third = (study(tmp_path, claims=[claim]) for claim in ("a", "b", "c"))
+    assert History.read(tmp_path).note(first, runs=0) == []
+    assert History.read(tmp_path).note(second, runs=0) == []  # no run has been made under the first one
+    assert History.read(tmp_path).lines() == []
+    (line,) = History.read(tmp_path).note(third, runs=4)
+    assert line == 'changed after 4 runs: claims was ["b"] and is ["c"]'
+    assert History.read(tmp_path).note(third, runs=9) == []
+    assert History.read(tmp_path).lines() == ['after 4 runs: claims was ["b"] and is ["c"]']
