@@ -19,7 +19,7 @@ from view_help import client, episode, get, group, make_run, write_eval, write_s
 ROW = {
     "step", "eval", "group", "trained_group", "uid", "sample", "prompt", "completion", "score", "status", "parts",
     "statuses", "extracted", "gold", "finish_reason", "rollout_status", "rollout_error", "length", "advantage",
-    "policy_version", "turns",
+    "policy_version", "turns", "ending",
 }  # fmt: skip
 
 
@@ -142,6 +142,22 @@ def test_memory_is_shown_by_process_planned_and_measured(tmp_path):
     assert (second["planned"], second["measured"]) == (both, {"generating": 3})  # what is not a number is left out
     (tmp_path / "x" / "memory.json").write_text('{"planned": [1], "measured": {"a": 1}}')
     assert get(page, "runs/x/summary")["memory"]["processes"] == []
+
+
+def test_lists_have_what_was_said_in_episodes(tmp_path):
+    with RunFolder.open(tmp_path / "x") as run:
+        run.write_config("steps = 1\n[objective]\npreset = 'grpo'\n")
+        write_step(run, 1, episode("talk"), group("a", "one", "two"))
+    page = client(tmp_path)
+    talk, *others = get(page, "runs/x/rollouts")["rows"]
+    assert [(said["who"], said["text"]) for said in talk["said"]] == [
+        ("user", "go"), ("policy", "AB"), ("tool", "warm <b>"), ("policy", "CD"),
+    ]  # fmt: skip
+    assert ["call", "look(where='up')"] in talk["said"][1]["facts"]
+    assert ["reward", "0.25"] in talk["said"][1]["facts"]
+    assert not any("said" in row for row in others)
+    assert "said" in get(page, "runs/x/groups", step=1)["groups"][0]["rows"][0]
+    assert "said" in get(page, "runs/x/prompt", uid="talk")["visits"][0]["rows"][0]
 
 
 def test_the_processes_of_a_run_are_shown(tmp_path):

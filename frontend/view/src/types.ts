@@ -73,12 +73,29 @@ export interface Cluster {
   ages: Record<string, number>;
 }
 
+/** A process of a run: bytes by phase and part that were planned, and by phase that were measured. */
+export interface Process {
+  who: string;
+  device: string | null;
+  planned: Record<string, Record<string, number>>;
+  measured: Record<string, number>;
+  measured_peak_bytes: Num;
+}
+
+export interface Memory {
+  processes: Process[];
+  /** Why there is no plan. */
+  why: string | null;
+  prompt_tokens: Num;
+  measured_peak_bytes: Num;
+}
+
 export interface Summary {
   before: Accuracy | null;
   after: Accuracy | null;
   summary: Record<string, unknown> | null;
   health: Finding[];
-  memory: { planned: { part: string; bytes: number }[] | null; measured_peak_bytes: Num } | null;
+  memory: Memory | null;
   cluster: Cluster | null;
   /** What the run's end says about before and after. */
   outcome?: string[];
@@ -136,6 +153,17 @@ export interface Row {
   advantage: Num;
   policy_version: Num;
   turns: number;
+  /** Why an episode ended. */
+  ending: string | null;
+  /** What was said in an episode. */
+  said?: Said[];
+}
+
+/** A message of an episode; `who` is a role, or "policy" for what the model wrote. */
+export interface Said {
+  who: string;
+  text: string;
+  facts: [name: string, value: string][];
 }
 
 export interface Rollouts {

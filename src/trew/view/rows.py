@@ -6,7 +6,7 @@ import json
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..rewards.builtin.kinds import GOLD_COLUMNS
+from ..runs.report.conversation import conversation
 from . import table
 from .index import THREADS, lengths
 from .viewed import ViewedRun
@@ -25,7 +26,7 @@ CUT, CUT_PROMPT = 2000, 4000
 
 SHOWN = ("group", "trained_group", "uid", "sample", "prompt", "completion", "columns", "sampled", "turns", "advantages",
          "score", "status", "parts", "statuses", "extracted", "finish_reason", "rollout_status", "rollout_error",
-         "policy_version")  # fmt: skip
+         "policy_version", "ending")  # fmt: skip
 _LEAVES = {"turns": "turns.list.element.context"}  # lists need the number of turns only
 _KEPT_BYTES = 192 << 20
 
@@ -43,20 +44,27 @@ class Tables:
     """The columns that lists show, of the tables that were read last, up to a number of bytes."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[tuple[str, str, int, object], Any] = OrderedDict()
+        self._known: OrderedDict[object, Any] = OrderedDict()
         self._sizes: dict[object, int] = {}
         self._bytes = 0
         self._lock = threading.Lock()
 
     def get(self, run: ViewedRun, eval: bool, step: int) -> Any:
-        """The table of a step. Raises Unreadable."""
+        """The table of a step, with the number of turns only. Raises Unreadable."""
+        return self._kept(run, eval, step, SHOWN, _LEAVES)
+
+    def turns(self, run: ViewedRun, eval: bool, step: int) -> Any:
+        """What was said in the episodes of a step. Raises Unreadable."""
+        return self._kept(run, eval, step, ("turns", "ending", "rollout_error"), {})
+
+    def _kept(self, run: ViewedRun, eval: bool, step: int, names: Sequence[str], leaves: Mapping[str, str]) -> Any:
         kind = KINDS[eval]
-        key = (run.id, kind, step, run.table_signature(kind, step))
+        key = (run.id, kind, step, names, run.table_signature(kind, step))
         with self._lock:
             if key in self._known:
                 self._known.move_to_end(key)
                 return self._known[key]
-        found = table.read(run.folder, kind, step, SHOWN, leaves=_LEAVES)
+        found = table.read(run.folder, kind, step, names, leaves=leaves)
         size = found.nbytes
         with self._lock:
             if key not in self._known:  # another thread may have read it meanwhile
@@ -83,6 +91,7 @@ def _found(run: ViewedRun, tables: Tables, at: tuple[bool, int], numbers: list[i
     eval, step = at
     try:
         made = _of_table(tables.get(run, eval, step), numbers, eval=eval, step=step)
+        _add_conversations(made, numbers, lambda: tables.turns(run, eval, step))
     except table.Unreadable:
         return {}
     return {Place(eval, step, number): row for number, row in zip(numbers, made, strict=True)}
@@ -101,8 +110,23 @@ def _of_table(found: Any, numbers: Sequence[int], *, eval: bool, step: int) -> l
     ]
 
 
+def _add_conversations(made: list[dict[str, Any]], numbers: Sequence[int], read: Callable[[], Any]) -> None:
+    """Adds to the rows of episodes what was said in them. The turns are large: they are read only if there are any."""
+    if not any(one["turns"] > 1 or one["ending"] for one in made):
+        return
+    try:
+        cells = table.values(read().take(list(numbers)))
+    except table.Unreadable:
+        return
+    for one, found in zip(made, cells, strict=True):
+        if said := conversation(found):
+            one["said"] = [
+                {"who": each.who, "text": each.text, "facts": [list(fact) for fact in each.facts]} for each in said
+            ]
+
+
 _TEXTS = ("uid", "prompt", "completion", "columns", "status", "extracted", "finish_reason", "rollout_status",
-          "rollout_error")  # fmt: skip
+          "rollout_error", "ending")  # fmt: skip
 
 
 def row(cells: Mapping[str, Any], *, eval: bool, step: int, length: int, whole: bool = False) -> dict[str, Any]:
@@ -119,7 +143,8 @@ def row(cells: Mapping[str, Any], *, eval: bool, step: int, length: int, whole: 
         "gold": gold(cells.get("columns")), "finish_reason": cells.get("finish_reason"),
         "rollout_status": cells.get("rollout_status"), "rollout_error": cells.get("rollout_error") or "",
         "length": length, "advantage": _mean(cells.get("advantages"), cells.get("sampled")),
-        "policy_version": cells.get("policy_version"), "turns": len(cells.get("turns") or ()) or 1,
+        "policy_version": cells.get("policy_version"), "ending": cells.get("ending"),
+        "turns": len(cells.get("turns") or ()) or 1,
     }  # fmt: skip
     if not whole and len(completion) > CUT:
         found["cut"] = True

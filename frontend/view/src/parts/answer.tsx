@@ -4,7 +4,7 @@ import { link, type Page } from "../context";
 import { number, plain, signed } from "../format";
 import { excerpt, Text } from "./text";
 import { Score } from "./basics";
-import type { Row } from "../types";
+import type { Row, Said } from "../types";
 
 /** What each status of a reward means (docs/rewards.md). */
 export const STATUSES: Record<string, string> = {
@@ -96,6 +96,7 @@ export function Facts({ row }: { row: Row }) {
       )}
       <span class="muted">
         {row.length.toLocaleString("en-US")} tokens{row.turns > 1 ? ` in ${row.turns} turns` : ""}
+        {row.ending ? ` · ${row.ending}` : ""}
         {row.finish_reason && row.rollout_status !== "truncated" ? ` · ${row.finish_reason}` : ""}
       </span>
     </div>
@@ -137,19 +138,50 @@ export function Card({ page, row, range }: { page: Page; row: Row; range?: [numb
       <Parts row={row} />
       {row.rollout_error && <p class="failure">{row.rollout_error}</p>}
       <Answer row={row} />
-      <div
-        class="said"
-        title={row.turns > 1 ? "What the model wrote in its last turn; Tokens has all turns" : undefined}
-      >
-        {row.turns > 1 && <span class="muted">last turn: </span>}
-        <Text text={text} />
-        {cut && (
-          <a class="more" href={tokensLink(page, row)}>
-            … all of it
-          </a>
-        )}
-      </div>
+      {row.said ? (
+        <Conversation said={row.said} />
+      ) : (
+        <div class="said">
+          <Text text={text} />
+          {cut && (
+            <a class="more" href={tokensLink(page, row)}>
+              … all of it
+            </a>
+          )}
+        </div>
+      )}
     </article>
+  );
+}
+
+/** Who said what in an episode, with the calls and the reward of each reply. What the environment said is set apart. */
+function Conversation({ said }: { said: Said[] }) {
+  return (
+    <ol class="said conversation" tabIndex={0} aria-label="Conversation">
+      {said.map(({ who, text, facts }, i) => (
+        <li key={i} class={who === "policy" ? "by-policy" : "by-other"}>
+          <span class="who">{who === "policy" ? "model" : who}</span>
+          {(text !== "" || !facts.some(([name]) => name === "call")) && <Text text={text} />}
+          {facts.length > 0 && (
+            <ul class="said-facts">
+              {facts.map(([name, value], k) => (
+                <li key={k} class={name === "call" ? "" : "tag"}>
+                  {name === "call" ? (
+                    <code>
+                      <Text text={value} />
+                    </code>
+                  ) : (
+                    <>
+                      {name.replaceAll("_", " ")} <Text text={value} />
+                    </>
+                  )}
+                </li>
+              ))}
+            </ul>
+          )}
+        </li>
+      ))}
+    </ol>
   );
 }
 

@@ -4,7 +4,8 @@ import { plain, plural } from "../format";
 import { useApi } from "../hooks";
 import { Empty, Field, Loaded } from "../parts/basics";
 import { Text } from "../parts/text";
-import type { Config as ConfigAnswer, ConfigKeys, Run } from "../types";
+import { Memory } from "../parts/memory";
+import type { Config as ConfigAnswer, ConfigKeys, Run, Summary } from "../types";
 
 export function Config({ page }: { page: Page }) {
   const ids = page.chosen.map((r) => r.id);
@@ -14,6 +15,7 @@ export function Config({ page }: { page: Page }) {
   return (
     <>
       <Loaded answer={answer} show={(data) => <Keys page={page} data={data} />} />
+      <MemoryOf run={main} several={page.chosen.length > 1} />
       <Whole run={main} />
     </>
   );
@@ -106,6 +108,12 @@ function Keys({ page, data }: { page: Page; data: ConfigKeys }) {
       )}
     </section>
   );
+}
+
+function MemoryOf({ run, several }: { run: Run; several: boolean }) {
+  const { data } = useApi<Summary>(runPath(run.id, "summary"), run.revision);
+  if (!data) return null;
+  return <Memory memory={data.memory} {...(several ? { of: run.name } : {})} />;
 }
 
 function Whole({ run }: { run: Run }) {

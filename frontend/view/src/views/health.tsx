@@ -4,6 +4,7 @@ import { bytes, number, plain, seconds } from "../format";
 import { useApi } from "../hooks";
 import { BeforeAfter } from "../parts/before_after";
 import { Empty, Failure, Loaded, State } from "../parts/basics";
+import { Memory } from "../parts/memory";
 import { Text } from "../parts/text";
 import { link } from "../context";
 import type { Cluster, Finding, Run, Summary } from "../types";
@@ -34,7 +35,7 @@ export function Health({ page }: { page: Page }) {
           </section>
           <Warnings page={page} run={run} found={data.health} />
           <Figures data={data} run={run} />
-          <Memory data={data} />
+          <Memory memory={data.memory} />
           <Several cluster={data.cluster} />
         </>
       )}
@@ -126,60 +127,6 @@ function Figures({ data, run }: { data: Summary; run: Run }) {
         <Text text={JSON.stringify(summary, null, 2)} class="code" />
       </details>
     </section>
-  );
-}
-
-/** Planned memory by part as one bar, with the measured peak as a line over it. */
-function Memory({ data: { memory } }: { data: Summary }) {
-  const planned = memory?.planned ?? [];
-  const peak = memory?.measured_peak_bytes ?? 0;
-  const total = planned.reduce((sum, p) => sum + p.bytes, 0);
-  const words = [
-    ...(total ? [`planned ${bytes(total)}`] : []),
-    ...(peak ? [`measured peak ${bytes(peak)}`] : []),
-    ...(total && peak ? [`${Math.round((100 * peak) / total)} % of the plan`] : []),
-  ];
-  return (
-    <section>
-      <h2>Memory</h2>
-      <p>
-        {words.join(" · ") || (
-          <span class="muted">Neither planned nor measured. `trew plan` estimates it before a run.</span>
-        )}
-      </p>
-      {total > 0 && <Planned planned={planned} peak={peak} most={Math.max(total, peak)} />}
-    </section>
-  );
-}
-
-function Planned({ planned, peak, most }: { planned: { part: string; bytes: number }[]; peak: number; most: number }) {
-  return (
-    <>
-      <div class="memory-bar" role="img" aria-label={planned.map((p) => `${p.part} ${bytes(p.bytes)}`).join(", ")}>
-        {planned.map((p, i) => (
-          <span
-            key={p.part}
-            class={`memory-part m${i % 8}`}
-            style={{ width: `${(100 * p.bytes) / most}%` }}
-            title={`${p.part}: ${bytes(p.bytes)}`}
-          />
-        ))}
-        {peak > 0 && (
-          <span
-            class="memory-peak"
-            style={{ left: `${(100 * peak) / most}%` }}
-            title={`measured peak: ${bytes(peak)}`}
-          />
-        )}
-      </div>
-      <ul class="memory-parts">
-        {planned.map((p, i) => (
-          <li key={p.part}>
-            <span class={`swatch memory-part m${i % 8}`} /> {p.part} <b>{bytes(p.bytes)}</b>
-          </li>
-        ))}
-      </ul>
-    </>
   );
 }
 
