@@ -97,7 +97,8 @@ def make(name: str) -> trew.TokenBatch:
         sequence_ids=torch.arange(SEQUENCES).repeat_interleave(lengths),
         group_ids=torch.arange(SEQUENCES) // GROUP, rewards=rewards, old_logprobs=near(0.1),
         rollout_logprobs=near(0.1), ref_logprobs=near(0.2), teacher_logprobs=near(0.2),
-        entropies=torch.rand(n, generator=g), truncated=torch.zeros(SEQUENCES, dtype=torch.bool),
+        entropies=torch.rand(n, generator=g), score_norms=torch.rand(n, generator=g),
+        truncated=torch.zeros(SEQUENCES, dtype=torch.bool),
         baselines=torch.zeros(SEQUENCES), max_length=4 * LENGTH,
         values=torch.rand(n, generator=g),
     )  # fmt: skip

@@ -97,7 +97,7 @@ def prepared(
     data = batch(
         items, seed=seed, mask=mask, old_logprobs=near(net, items, seed=seed), ref_logprobs=near(net, items),
         rollout_logprobs=near(net, items, seed=seed + 1), teacher_logprobs=near(net, items, seed=seed + 2),
-        entropies=3 * torch.rand(total, generator=g),
+        entropies=3 * torch.rand(total, generator=g), score_norms=torch.linspace(1.9, 0.1, total),
         baselines=torch.rand(size, generator=g), truncated=torch.rand(size, generator=g) < 0.2,
         values=torch.randn(total, generator=g),
     )  # fmt: skip

@@ -251,6 +251,14 @@ def test_entropies_and_log_probs_at_temperature_1_are_those_of_the_plain_path(te
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_score_norms_are_those_of_the_plain_path(temperature):
+    net, items = help.model("smollm"), help.samples()
+    native, plain = (cpu.learner(net, kernels=on, temperature=temperature).score_norms(items) for on in (True, False))
+    for got, want in zip(native, plain, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
 CHUNKED = ["grpo", "gspo", "gspo-token", "cispo", "dapo", "kl-cov", "gtpo"]
 
 
@@ -292,10 +300,15 @@ def test_the_fused_head_equals_autograd_in_float64(cap, temperature, compiled, m
 
     kind = CompiledHead if compiled else FusedHead
     head = kind(torch.nn.Parameter(weight), torch.nn.Parameter(bias), cap=cap, temperature=temperature)
-    values, got = head.values(hidden, rows=rows, tokens=tokens, entropies=True)
+    values, got = head.values(hidden, rows=rows, tokens=tokens, beside="entropies")
     torch.testing.assert_close(values.double(), log_p[rows, tokens], rtol=0, atol=3e-6)
     assert got is not None
     torch.testing.assert_close(got.double(), entropies, rtol=0, atol=3e-6)
+    _, norms = head.values(hidden, rows=rows, tokens=tokens, beside="score_norms")
+    p = log_p.detach().exp()[rows]
+    want = (torch.nn.functional.one_hot(tokens, 37) - p).square().sum(-1)  # the score, written out
+    assert norms is not None
+    torch.testing.assert_close(norms.double(), want, rtol=1e-5, atol=1e-6)
 
     def rule(where, logprobs, entropy):
         torch.testing.assert_close(logprobs, values[where])
@@ -320,7 +333,7 @@ def test_impossible_tokens_and_extreme_logits_stay_finite(compiled):
         own = torch.nn.Parameter(bias.detach()[part].clone())
         head = (CompiledHead if compiled else FusedHead)(torch.nn.Parameter(torch.zeros(len(own), 2)), own)
         first, second = torch.tensor([0]), torch.tensor([1])
-        values, entropies = head.values(torch.zeros(1, 2), rows=first, tokens=second, entropies=True)
+        values, entropies = head.values(torch.zeros(1, 2), rows=first, tokens=second, beside="entropies")
         assert entropies is not None
         assert values.tolist() == pytest.approx([-0.693147 if part.start == 0 else -2e4], rel=1e-6)
         assert entropies.tolist() == pytest.approx([0.693147 if part.start == 0 else 0.0], abs=1e-6)

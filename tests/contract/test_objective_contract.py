@@ -54,6 +54,7 @@ SCALES = {
     "reinforce": "no scale", "remax": "no scale", "rloo": "no scale", "dr-grpo": "no scale", "dppo-tv": "no scale",
     "dppo-kl": "no scale", "prime-rl": "no scale", "topr": "no scale", "gpg": "no scale", "opo": "no scale",
     "kimi": "no scale", "prime-rl-ipo": "no scale", "dro": "no scale",
+    "otb": "no scale",
 }  # fmt: skip
 NOT_SCALE_INVARIANT = {
     "ppo": "its baseline is the critic's value, which the caller gives",
@@ -433,6 +434,7 @@ def test_everything_is_finite_at_extreme_ratios(name, dtype):
                 "logprobs": logprobs.clone().requires_grad_(), "mask": torch.ones_like(logprobs, dtype=torch.bool),
                 "group_ids": torch.arange(len(ratio)) // 4, "advantages": advantage, "old_logprobs": behaviour,
                 "rollout_logprobs": behaviour, "ref_logprobs": behaviour, "entropies": torch.full_like(logprobs, 0.5),
+                "score_norms": torch.full_like(logprobs, 0.5),
                 "correct": torch.arange(len(ratio)) % 2 == 0, "max_length": width,
             }  # fmt: skip
             out, gradient = run(name, data, dynamic_sampling=False)

@@ -275,6 +275,37 @@ def test_the_kl_stands_in_the_reward_of_each_token():
     assert out.batch.advantages.tolist() == pytest.approx([math.sqrt(0.5), -math.sqrt(0.5)], **NEAR)
 
 
+def otb(rewards: list[float], norms: list[list[float]], **settings) -> list[list[float]]:
+    lengths = [len(row) for row in norms]
+    padded = torch.full((len(norms), max(lengths)), torch.nan, dtype=F64)
+    for i, row in enumerate(norms):
+        padded[i, : len(row)] = torch.tensor(row, dtype=F64)
+    out = from_rewards("otb", rewards, lengths=lengths, score_norms=padded, settings=settings)
+    return [row[:n].tolist() for row, n in zip(out.advantages, lengths, strict=True)]
+
+
+def test_otb_weighs_by_the_energy_so_far():
+    """W is 0.1, 0.4 and 0.3, 0.4 (and 0.9 alone): baselines 1/4, then 1/2."""
+    norms = [[0.1, 0.3], [0.3, 0.1, 0.5]]
+    assert [a for row in otb([1.0, 0.0], norms) for a in row] == pytest.approx([0.75, 0.5, -0.25, -0.5, 0.0], **NEAR)
+    got = otb([1.0, 2.0], norms, tail="reward")  # baselines 7/4 and 3/2; nobody else reaches the third token
+    assert [a for row in got for a in row] == pytest.approx([-0.75, -0.5, 0.25, 0.5, 2.0], **NEAR)
+
+
+def test_otb_with_equal_energies_compares_with_the_mean_of_those_still_running():
+    got = otb([1.0, 0.0, 0.5], [[0.2], [0.2, 0.2], [0.2, 0.2]])
+    assert got == [pytest.approx(row, **NEAR) for row in ([0.5], [-0.5, -0.25], [0.0, 0.25])]
+
+
+@pytest.mark.parametrize(("tail", "alone"), [("silent", 0.0), ("reward", 0.7)])
+def test_otb_without_anything_to_compare(tail, alone):
+    """A group of one; equal rewards; a missing reward; tokens of which the policy was certain."""
+    assert otb([0.7], [[0.1, 0.2]], tail=tail) == [[alone, alone]]
+    assert otb([0.7] * 3, [[0.1], [0.3], [0.6, 0.2]], tail=tail) == [[0.0], [0.0], [0.0, alone]]
+    assert otb([math.nan, 0.7], [[0.1, 0.2], [0.3]], tail=tail) == [[0.0, 0.0], [alone]]
+    assert otb([1.0, 0.0], [[0.0], [0.0]], tail=tail) == [[0.0], [0.0]]
+
+
 # ---------------------------------------------------------------- several rewards, overlong
 
 

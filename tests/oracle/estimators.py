@@ -33,6 +33,7 @@ class Rollout:
     states: list = field(default_factory=list)
     V: list[float] = field(default_factory=list)  # the critic's value before each loss token
     penalty: list[float] = field(default_factory=list)  # beta kl of each loss token, where the KL is in token rewards
+    norms: list[float] = field(default_factory=list)  # |e - pi|^2 at each token
     l: list = field(default_factory=list)  # torch scalars
     A: list[float] = field(default_factory=list)
     in_loss: bool = True
@@ -225,6 +226,21 @@ def lead(step, s):
     per_group(step, rule)
 
 
+def token_baseline(step, s):
+    """At each position the mean of the rewards still running, weighted by the squared scores so far."""
+    for group in groups_of(step):
+        silent = len(group) < 2 or flat([o.R for o in group])
+        for o in group:
+            o.A = []
+            for t in range(o.T):
+                alive = [x for x in group if t < x.T]
+                if len(alive) == 1:
+                    o.A.append(o.R if s["tail"] == "reward" else 0.0)
+                    continue
+                W = [sum(x.norms[: t + 1]) for x in alive]
+                o.A.append(0.0 if silent else o.R - sum(w * x.R for w, x in zip(W, alive, strict=True)) / sum(W))
+
+
 def gdpo(step, s):
     """z-score per reward within the group, weighted sum, z-score over the sequences of the batch."""
     total = {id(o): 0.0 for o in step}
@@ -403,6 +419,7 @@ ESTIMATORS = {
     "maxrl": maxrl,
     "pass-at-k": pass_at_k,
     "lead": lead,
+    "token-baseline": token_baseline,
     "gdpo": gdpo,
     "process": process,
     "gigpo": gigpo,

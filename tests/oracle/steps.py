@@ -9,8 +9,8 @@ import torch
 
 F64 = torch.float64
 PER_ROW = ("logprobs", "mask", "group_ids", "rewards", "advantages", "old_logprobs", "rollout_logprobs",
-           "ref_logprobs", "teacher_logprobs", "entropies", "step_rewards", "turns", "states", "correct", "truncated",
-           "baselines", "values")  # fmt: skip
+           "ref_logprobs", "teacher_logprobs", "entropies", "score_norms", "step_rewards", "turns", "states", "correct",
+           "truncated", "baselines", "values")  # fmt: skip
 
 
 def make_step(
@@ -87,6 +87,7 @@ def make_step(
         "states": states,
         "values": torch.randn(rows, width, generator=critic, dtype=F64),
         "max_length": width,
+        "score_norms": 0.01 + torch.rand(rows, width, generator=g, dtype=F64),
     }
 
 

@@ -33,6 +33,7 @@ LIVELY = {
     "m2po": {"tau": 0.01, "tokens": "all"},
     "dro": {"tau": 0.5},
     "grpo-passk": {"scale": "none"},
+    "otb": {"tail": "reward"},
     "topr": {"level": "sequence"},
     "deepseek-v3.2": {"delta": 0.02, "beta": 0.1},
     "kl-cov": {"share": 0.2},
@@ -144,7 +145,7 @@ RANGES = {
     "baseline": ["none", "group", "batch", "leave-one-out"], "beta1": (0.0, 1.5), "beta2": (0.0, 1.5),
     "ppo gamma": (0.0, 1.0), "ppo lam": (0.0, 1.0),
     "omega": (0.0, 2.0), "turn_discount": (0.0, 1.0), "outcome_weight": (0.0, 2.0), "norm": ["mean-std"],
-    "scale": ["std"], "tokens": ["growing", "all"], "m2po tau": (1e-3, 0.1),
+    "scale": ["std"], "tail": ["silent", "reward"], "tokens": ["growing", "all"], "m2po tau": (1e-3, 0.1),
 }  # fmt: skip
 
 

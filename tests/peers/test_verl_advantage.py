@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import verl_help
@@ -26,7 +27,8 @@ EPS = {"std_eps": 1e-6}
 
 def ours(preset: str, rewards: Tensor = R, *, mask: Tensor = MASK, **settings: Any) -> Tensor:
     """Our advantages (B, T)."""
-    fields = {k: settings.pop(k) for k in ("baselines", "ref_logprobs", "old_logprobs") if k in settings}
+    given = ("baselines", "ref_logprobs", "old_logprobs", "score_norms")
+    fields = {k: settings.pop(k) for k in given if k in settings}
     objective, zeros = trew.preset(preset, **settings), torch.zeros(mask.shape, dtype=torch.float64)
     fields |= {"rollout_logprobs": zeros} if "rollout_logprobs" in objective.needs else {}
     batch = trew.TokenBatch.from_padded(
@@ -146,6 +148,45 @@ def test_value_loss(clip):
     assert clip == 1e6 or (apart(off, theirs) >= WRONG and apart(wrong, gradient[mask]) >= WRONG)
 
 
+def token_baseline(name: str, mask: Tensor, groups: list[int] = GROUPS) -> Tensor:
+    energy = {"old_log_probs": LOG_PI, "sum_pi_squared": SUM_PI_SQUARED}
+    index = verl_help.INDEX if groups is GROUPS else np.array([f"prompt {g}" for g in groups], dtype=object)
+    return verl_help.estimate(name, R, mask, index=index, **energy)
+
+
+LOG_PI = -noise(11, *MASK.shape).abs() - 0.1
+SUM_PI_SQUARED = (2 * LOG_PI).exp() + 0.3 * (1 - LOG_PI.exp()) ** 2  # the sampled token's square, and others'
+NORMS = 1 - 2 * LOG_PI.exp() + SUM_PI_SQUARED
+
+
+@pytest.mark.parametrize(
+    ("name", "mask"),
+    [("optimal_token_baseline", MASK), ("tir_optimal_token_baseline", MASK),
+     ("tir_optimal_token_baseline", ragged_mask(holes=True))],
+)  # fmt: skip
+def test_optimal_token_baseline(name, mask):
+    theirs = token_baseline(name, mask)
+    mine = ours("otb", mask=mask, score_norms=NORMS, tail="reward")
+    assert apart(mine[mask], theirs[mask]) <= TOLERANCE
+    assert apart(ours("otb", mask=mask, score_norms=torch.ones_like(NORMS), tail="reward")[mask], theirs[mask]) >= WRONG
+    # Our default differs where one answer is longer than all others of its group, and nowhere else.
+    silent = ours("otb", mask=mask, score_norms=NORMS)
+    other = (silent - theirs).abs() > 1e-5
+    assert bool((silent[other] == 0).all())
+    assert bool((theirs == R[:, None])[other].all())
+    assert 0 < int(other.sum()) < int(mask.sum())
+
+
+def test_a_group_of_one_has_its_reward_where_its_tail_has():
+    groups = [9, *GROUPS[1:]]
+    theirs = token_baseline("optimal_token_baseline", MASK, groups)
+    batch = trew.TokenBatch.from_padded(
+        logprobs=LOG_PI, mask=MASK, rewards=R, group_ids=torch.tensor(groups), score_norms=NORMS
+    )
+    mine = trew.preset("otb", tail="reward").loss(batch).advantages
+    assert apart(mine[MASK], theirs[MASK]) <= TOLERANCE
+
+
 def test_gpg():
     # verl scales by B / #(rewards that are not 0), the paper by B / #(sequences of groups with a signal): 1 here.
     theirs = verl_help.estimate("gpg", R, MASK)
@@ -206,7 +247,7 @@ def test_group_of_one_is_where_we_differ():
 
 
 def test_every_estimator_is_covered():
-    # gae, which returns two things, is above; the token baselines need the whole distribution's sum of squares.
+    # gae, which returns two things, and the token baselines have tests of their own.
     others = {"gae", "optimal_token_baseline", "tir_optimal_token_baseline"}
     theirs = set(core_algos.ADV_ESTIMATOR_REGISTRY) - set(registered())
     assert theirs - {p[0] for p in PAIRS} - {"remax", "gpg", "gdpo"} == others

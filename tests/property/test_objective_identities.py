@@ -44,6 +44,7 @@ def make(seed: int, dtype: torch.dtype, *, rows: int = 24, size: int = 6, spread
         "rollout_logprobs": (logprobs - noise(spread)).clamp(max=-1e-3),
         "ref_logprobs": (logprobs - noise(0.3)).clamp(max=-1e-3),
         "entropies": torch.rand(rows, LENGTH, generator=g, dtype=dtype) * 2,
+        "score_norms": 0.1 - logprobs,
         "truncated": torch.zeros(rows, dtype=torch.bool),
         "max_length": LENGTH,
     }
@@ -178,6 +179,14 @@ def test_leave_one_out_is_group_centring_times_g_over_g_minus_1(size):
     a = of("reinforce", baseline="leave-one-out").loss(batch).advantages
     b = of("reinforce", baseline="group").loss(batch).advantages
     assert torch.allclose(a, b * size / (size - 1), rtol=1e-12, atol=0)
+
+
+def test_a_token_baseline_of_equal_energies_is_the_group_s_mean():
+    """Completions of one length: each position compares the whole group."""
+    batch = make(1, torch.float64, mask=torch.ones(24, LENGTH, dtype=torch.bool))
+    batch = batch.replace(score_norms=torch.full_like(batch.logprobs, 0.3))
+    a, b = (objective.loss(batch).advantages for objective in (of("otb"), of("dr-grpo")))
+    assert torch.allclose(a, b, rtol=1e-12, atol=1e-15)
 
 
 def test_one_token_sequences_make_every_ratio_level_equal():

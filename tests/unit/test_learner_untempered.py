@@ -31,6 +31,22 @@ def test_log_probs_and_entropies_are_those_of_temperature_1(temperature, fused):
     torch.testing.assert_close(own.logprobs(items), exact(net, items, temperature=temperature)[0], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("fused", [True, False])
+def test_score_norms_are_the_squared_length_of_each_score(temperature, fused):
+    """By autograd through the plain forward: the gradient of log pi by the logits at the training temperature."""
+    net, items = help.model(), help.samples()
+    own = help.learner(net, temperature=temperature, fused=fused)
+    logprobs, norms = own.score_norms(items)
+    want = []
+    for sample in items:
+        z = (help.plain_logits(net, sample).detach() / temperature).requires_grad_()
+        chosen = z.log_softmax(-1).gather(1, torch.from_numpy(sample.token_ids)[:, None])[:, 0]
+        want.append(torch.autograd.grad(chosen.sum(), z)[0].square().sum(-1))
+    torch.testing.assert_close(norms, torch.cat(want), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(logprobs, own.logprobs(items), rtol=1e-5, atol=1e-5)
+
+
 def test_what_is_published_of_adapters_is_the_model_that_they_make():
     own = lora.attach(help.model("qwen2"), LoraConfig(rank=4), name="base", seed=0)
     with torch.no_grad():

@@ -52,6 +52,11 @@ class Recorder:
         count = sum(len(s.token_ids) for s in samples)
         return torch.full((count,), -1.0 - self.version), torch.full((count,), 2.0)
 
+    def score_norms(self, samples: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        self.asked.append("score norms")
+        count = sum(len(s.token_ids) for s in samples)
+        return torch.full((count,), -1.0 - self.version), torch.full((count,), 0.25)
+
     def accumulate(self, samples: list[Any], batch: trew.TokenBatch) -> Accumulated:
         self.batches.append(batch)
         self.samples.append(samples)
@@ -254,6 +259,20 @@ def test_entropies_that_the_engine_does_not_give_are_the_policys(temperature, as
     assert [name for name in j.policy.asked if name != "reference"] == ["policy", *asked]  # first the canary
     for batch in j.policy.batches:
         assert set(batch.entropies.tolist()) == {2.0}
+        assert set(batch.old_logprobs.tolist()) == {-1.0}
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_score_norms_are_the_policys_before_the_first_update(temperature):
+    """At the training temperature, so that the same pass gives the old log-probs; once for all updates of the step."""
+    j = Run(trew.preset("otb"), minibatch_prompts=2)
+    sampled = dataclasses.replace(j.config.rollout, temperature=temperature)
+    j.config = dataclasses.replace(j.config, rollout=sampled)
+    updated(j, scored([[1.0, 0.0]] * 4))
+    assert j.policy.asked == ["policy", "score norms"]  # first the canary
+    assert len(j.policy.batches) == 2
+    for batch in j.policy.batches:
+        assert set(batch.score_norms.tolist()) == {0.25}
         assert set(batch.old_logprobs.tolist()) == {-1.0}
 
 

@@ -166,7 +166,7 @@ def test_options_act_on_the_gradient():
         logprobs=logprobs, mask=mask, old_logprobs=old, rollout_logprobs=rollout, ref_logprobs=logprobs + noise(0.2),
         entropies=torch.rand(rows, width, generator=g, dtype=torch.float64), group_ids=torch.arange(rows) // 4,
         rewards=torch.tensor([1.0, 0, 0, 1, 0, 1, 1, 0, 1, 1, 1, 1]), truncated=torch.arange(rows) < 2,
-        teacher_logprobs=old - 0.3, max_length=width,
+        teacher_logprobs=old - 0.3, score_norms=0.1 - logprobs, max_length=width,
     )  # fmt: skip
     base = {"aggregate": "token-mean", "beta": 0.1}
 

@@ -41,6 +41,7 @@ from trew.objective.scale import BatchStd, GroupStd
 from trew.objective.segments import group_std, group_z_score, standardize
 from trew.objective.shaping import SoftOverlong
 from trew.objective.smooth import GammaKernel, Sech2, gamma_kernel, sech2_weight
+from trew.objective.token_baseline import TokenBaseline, token_baseline_advantages
 from trew.objective.trw import Logistic, RareTokenBoost, Triangular, logistic_weight, triangular_weight
 from trew.objective.weight import Clip, DualClip, LogClip, MeanRatioClip, clip_weight, dual_clip_weight
 
@@ -98,6 +99,7 @@ PRESETS = {
     "ce-gppo": (CLIP | {"beta1": 0.75, "beta2": 1.0, "cap": 3.0} | Z, "token-mean", 0.0, "k3 loss"),
     "gpg": ({}, "seq-mean-token-mean", 0.0, "k3 loss", "uneven"),
     "opo": ({}, "token-mean", 0.0, "k3 loss"),
+    "otb": (CLIP | {"tail": "silent"}, "token-mean", 0.0, "k3 loss"),
     "lite-ppo": (CLIP | Z, "token-mean", 0.0, "k3 loss"),
     "cppo": (CLIP | {"pruning": 0.5} | Z, "seq-mean-token-mean", 0.04, "k3 loss"),
     "kl-cov": ({"share": 2e-3, "penalty": 1.0} | Z, "token-mean", 0.0, "k3 loss"),
@@ -107,7 +109,7 @@ PRESETS = {
     "entropy-advantage": (CLIP | {"alpha": 0.4, "kappa": 2.0} | Z, "token-mean", 0.0, "k3 loss"),
     "maxrl": (CLIP, "token-mean", 0.0, "k3 loss"),
     "pass-at-k": (CLIP | {"k": 4}, "token-mean", 0.0, "k3 loss"),
-    "grpo-passk": (CLIP | {"scale": "std"} | Z, "token-mean", 0.0, "k3 loss"),
+    "grpo-passk": ({"eps_high": 0.2, "scale": "std"} | Z, "token-mean", 0.0, "k3 loss"),
     "gdpo": (CLIP | Z, "token-mean", 0.0, "k3 loss"),
     "kimi": ({"tau": 0.1}, "seq-mean-token-sum", 0.0, "k3 loss"),
     "dro": ({"tau": 0.05}, "token-mean", 0.0, "k3 loss"),
@@ -120,7 +122,8 @@ PRESETS = {
 
 # Where a setting ends up: by name, and where a preset has another place for it.
 PLACES = {"ddof": "advantage.scale.ddof", "std_eps": "advantage.scale.std_eps", "microbatch": "aggregate.microbatch",
-          "pruning": "prune.0.pruning", "tau": "divergence.1.tau", "alpha": "adjust.0.alpha", "kappa": "adjust.0.kappa",
+          "pruning": "prune.0.pruning", "tail": "advantage.tail", "tau": "divergence.1.tau",
+          "alpha": "adjust.0.alpha", "kappa": "adjust.0.kappa",
           "k": "advantage.k", "a1": "advantage.outcome", "b1": "advantage.outcome", "a2": "advantage.shared",
           "b2": "advantage.shared", "normalize": "advantage.normalize", "omega": "advantage.omega",
           "norm": "advantage.norm", "turn_discount": "advantage.turn_discount", "anchor": "ratio.anchor",
@@ -137,7 +140,14 @@ ELSEWHERE = {
     "rollout-is": {"eps_low": "weight.band.eps_low", "eps_high": "weight.band.eps_high"},
     "kl-cov": {"share": "divergence.1.share", "penalty": "divergence.1.penalty"},
 }  # fmt: skip
-OTHER_CHOICE = {"mean-std": "mean", "joint": "separate", "probability": "entropy", "old": "rollout", "growing": "all"}
+OTHER_CHOICE = {
+    "mean-std": "mean",
+    "joint": "separate",
+    "probability": "entropy",
+    "old": "rollout",
+    "growing": "all",
+    "silent": "reward",
+}
 ELSEWHERE_TESTED = ("baseline", "level", "penalty", "scale")
 EACH = [(name, key) for name, (own, *_) in PRESETS.items() for key in own if key not in ELSEWHERE_TESTED]
 
@@ -253,7 +263,7 @@ BY_ITSELF = [
     ("ppo", "advantage", GAE()),
     ("dr-grpo", "advantage", BaselineAdvantage()), ("lite-ppo", "advantage", BaselineAdvantage(scale=BatchStd())),
     ("rollout-is", "weight", LinearBandMask()), ("prime-rl-ipo", "weight", BandMask(ProbabilityBand())),
-    ("m2po", "weight", SecondMomentMask()),
+    ("m2po", "weight", SecondMomentMask()), ("otb", "advantage", TokenBaseline()),
     ("deepseek-v3.2", "correction", (OffPolicySequenceMask(),)), ("dapo", "entropy_bonus", EntropyBonus()),
 ]  # fmt: skip
 # A function and its component have the same defaults.
@@ -261,7 +271,7 @@ ALIKE = [
     (clip_weight, Clip()), (dual_clip_weight, DualClip()), (triangular_weight, Triangular()),
     (flipped_weight, Flipped()), (logistic_weight, Logistic()), (capped_weight, Capped()),
     (sech2_weight, Sech2()), (gamma_kernel, GammaKernel()),
-    (ratio_band, RatioBand()), (within_second_moment, SecondMomentMask()),
+    (token_baseline_advantages, TokenBaseline()), (ratio_band, RatioBand()), (within_second_moment, SecondMomentMask()),
     (off_policy_sequences, OffPolicySequenceMask()), (truncated_importance, TruncatedImportance()),
     (high_entropy, HighEntropyTokens()), (process_advantages, StepRewards()), (mt_grpo_advantages, TurnAndOutcome()),
     (generalised_advantages, GAE()),

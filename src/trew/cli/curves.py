@@ -60,6 +60,7 @@ def evaluate(objective: Objective, ratio: Tensor, *, p_old: float = P_OLD) -> Cu
         rollout_logprobs=old[:, None],
         ref_logprobs=logprobs,
         entropies=torch.ones_like(logprobs),
+        score_norms=torch.ones_like(logprobs),
         correct=advantages > 0,
         truncated=torch.zeros(len(r), dtype=torch.bool),
         max_length=1,

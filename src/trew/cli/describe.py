@@ -51,6 +51,7 @@ FIELDS = {
     "rollout_logprobs": "log-probs as the sampler reported them",
     "ref_logprobs": "log-probs of the reference policy",
     "teacher_logprobs": "log-probs of the teacher",
+    "score_norms": "1 - 2 pi + sum of squared probabilities at each token",
     "entropies": "entropy of the next-token distribution at each token",
     "advantages": "advantages instead of rewards (a critic's, for instance)",
     "values": "a critic's value of the state in which each token was chosen",

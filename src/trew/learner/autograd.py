@@ -27,7 +27,13 @@ from ..types import TrainingSample
 from . import attention, recompute
 from .accelerator import LayerAccelerator
 from .fused_head import FusedHead
-from .head import LossCallback, token_logprobs, token_logprobs_and_entropies
+from .head import (
+    Beside,
+    LossCallback,
+    token_logprobs,
+    token_logprobs_and_entropies,
+    token_logprobs_and_score_norms,
+)
 from .packing import Pack, check_samples, pack_plain, pack_shared
 from .path import ExecutionPath
 from .runner import ModelRunner, RunnerSettings
@@ -85,15 +91,17 @@ class AutogradRunner(TokenValues):
         return pack(samples, budget=self.settings.budget, among=chosen, ranks=self.settings.ranks)
 
     @torch.no_grad()
-    def _values(self, pack: Pack, *, entropies: bool) -> tuple[Tensor, Tensor | None]:
+    def _values(self, pack: Pack, *, beside: Beside = None) -> tuple[Tensor, Tensor | None]:
         given = {"rows": self._tensor(pack.read_rows), "tokens": self._tensor(pack.targets)}
         with self.running(pack) as out:
             if self._head is not None:
                 with self._head.working() as head:
-                    return head.values(out, **given, entropies=entropies)
+                    return head.values(out, **given, beside=beside)
             temperature = self.settings.temperature
-            if entropies:
+            if beside == "entropies":
                 return token_logprobs_and_entropies(out, **given, temperature=temperature)
+            if beside == "score_norms":
+                return token_logprobs_and_score_norms(out, **given, temperature=temperature)
             return token_logprobs(out, **given, temperature=temperature), None
 
     def accumulate(

@@ -84,6 +84,9 @@ class VerifiedRunner:
     def values_of(self, pack: Pack) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
         return self.chosen.values_of(pack)
 
+    def score_norms_of(self, pack: Pack) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
+        return self.chosen.score_norms_of(pack)
+
     def accumulate(
         self, pack: Pack, rule: LossCallback, *, entropies: bool = False, lengths: Sequence[int] | None = None
     ) -> None:

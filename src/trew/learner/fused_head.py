@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .head import LOWEST, LossCallback
+from .head import LOWEST, Beside, LossCallback, score_norms
 
 ELEMENTS = 1 << 21
 """Logits per chunk: enough for the products to run at full speed."""
@@ -67,20 +67,22 @@ class FusedHead:
         *,
         rows: Int[Tensor, "n"],
         tokens: Int[Tensor, "n"],
-        entropies: bool = False,
+        beside: Beside = None,
     ) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"] | None]:
-        """Log-probs of tokens and, if asked for, the entropies of their distributions, float32, without gradient."""
+        """Log-probs of tokens and, if asked for, what ``beside`` names, float32, without gradient."""
         out = torch.empty(len(tokens), dtype=torch.float32, device=hidden.device)
-        entropy = torch.empty_like(out) if entropies else None
+        more = torch.empty_like(out) if beside else None
         for part in self.chunks(len(tokens)):
             with self._chunk():  # rows that several tokens read are computed once
                 mine, inverse = _used(rows[part])
                 z = self._products(hidden[mine])
-                normaliser, of_rows = self._normalise(z, entropies)
+                normaliser, entropy = self._normalise(z, beside == "entropies")
                 out[part] = z[inverse, tokens[part]] - normaliser[inverse]
-                if entropy is not None and of_rows is not None:
-                    entropy[part] = of_rows[inverse]
-        return out, entropy
+                if more is not None and entropy is not None:
+                    more[part] = entropy[inverse]
+                elif more is not None:
+                    more[part] = score_norms(z.sub_(normaliser[:, None]), rows=inverse, tokens=tokens[part])
+        return out, more
 
     @torch.no_grad()
     def accumulate(

@@ -7,11 +7,15 @@ gradient of the entropy H is ``-p (log p + H) / tau``. The backward pass writes 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+Beside = Literal["entropies", "score_norms"] | None
+"""What a forward pass computes in addition to log-probs."""
 
 LossCallback = Callable[[slice, Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
 """Maps the log-probs (n,) and entropies (n,) of the tokens in a slice to the derivatives of the loss by them."""
@@ -54,6 +58,33 @@ def token_logprobs_and_entropies(
     tensor([0.6931, 0.5822])
     """
     return _TokenLogprobsAndEntropies.apply(logits, rows, tokens, temperature)  # pyright: ignore[reportReturnType]
+
+
+def score_norms(log_p: Float[Tensor, "K V"], *, rows: Int[Tensor, "N"], tokens: Int[Tensor, "N"]) -> Float[Tensor, "N"]:
+    """1 - 2 p_i + sum_v p_v^2 = (1 - p_i)^2 + sum_(v != i) p_v^2, the squared length of d log p_i / dz, given log p for
+    each row. Overwrites ``log_p``.
+
+    >>> score_norms(torch.tensor([[0.5, 0.25, 0.25]]).log(), rows=torch.tensor([0, 0]), tokens=torch.tensor([0, 1]))
+    tensor([0.3750, 0.8750])
+    """
+    own = log_p[rows, tokens]
+    squares = log_p.mul_(2).exp_().sum(dim=-1)
+    # In this form the two parts of a likely token do not cancel; what is left of rounding is cut off.
+    return own.expm1().square() + (squares[rows] - (2 * own).exp()).clamp_(min=0)
+
+
+@torch.no_grad()
+def token_logprobs_and_score_norms(
+    logits: Float[Tensor, "K V"], *, rows: Int[Tensor, "N"], tokens: Int[Tensor, "N"], temperature: float = 1.0
+) -> tuple[Float[Tensor, "N"], Float[Tensor, "N"]]:
+    """:func:`token_logprobs` and :func:`score_norms`, a few rows at a time, without gradient."""
+    normaliser = _log_normaliser(logits, temperature)
+    norms = torch.empty(len(tokens), dtype=torch.float32, device=logits.device)
+    for part in _chunks(logits):
+        here = ((rows >= part.start) & (rows < part.stop)).nonzero().squeeze(1)
+        log_p = _scaled(logits[part], temperature) - normaliser[part, None]
+        norms[here] = score_norms(log_p, rows=rows[here] - part.start, tokens=tokens[here])
+    return logits[rows, tokens].float() / temperature - normaliser[rows], norms
 
 
 def _chunks(logits: Tensor) -> Iterator[slice]:

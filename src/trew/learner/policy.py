@@ -40,6 +40,10 @@ class Policy(Protocol):
         """Log-probs and entropies at temperature 1 under the policy, as :meth:`logprobs` gives them otherwise."""
         ...
 
+    def score_norms(self, samples: Sequence[TrainingSample]) -> tuple[Float[Tensor, "N"], Float[Tensor, "N"]]:
+        """Log-probs under the policy as :meth:`logprobs` gives them, and 1 - 2 pi + sum_v pi_v^2 at each token."""
+        ...
+
     def verify(self, samples: Sequence[TrainingSample]) -> None:
         """Decides the execution path on whole samples, where it is not decided yet."""
         ...

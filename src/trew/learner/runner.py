@@ -66,6 +66,10 @@ class ModelRunner(Protocol):
         """The same and the entropies of the tokens' distributions."""
         ...
 
+    def score_norms_of(self, pack: Pack) -> tuple[Float[torch.Tensor, "n"], Float[torch.Tensor, "n"]]:
+        """The same log-probs and their score norms, 1 - 2 pi + sum_v pi_v^2."""
+        ...
+
     def accumulate(
         self, pack: Pack, rule: LossCallback, *, entropies: bool = False, lengths: Sequence[int] | None = None
     ) -> None:

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from ..errors import NumericsError
 from .autograd import AutogradRunner
 from .fused_head import FusedHead
-from .head import LossCallback
+from .head import Beside, LossCallback
 from .packing import Pack
 from .runner import RunnerSettings
 
@@ -34,14 +34,14 @@ class ShardedRunner(AutogradRunner):
             register_fsdp_forward_method(model, _METHOD)
 
     @torch.no_grad()
-    def _values(self, pack: Pack, *, entropies: bool) -> tuple[Tensor, Tensor | None]:
+    def _values(self, pack: Pack, *, beside: Beside = None) -> tuple[Tensor, Tensor | None]:
         if self._head is None:
-            return super()._values(pack, entropies=entropies)
+            return super()._values(pack, beside=beside)
         given = {"rows": self._tensor(pack.read_rows), "tokens": self._tensor(pack.targets)}
 
         def values(hidden: Tensor) -> tuple[Tensor, Tensor | None]:
             with self._gathered_head().working() as head:
-                return head.values(hidden, **given, entropies=entropies)
+                return head.values(hidden, **given, beside=beside)
 
         with self._prepared(pack):
             return getattr(self.model, _METHOD)(lambda: values(self._run(pack)))

@@ -155,6 +155,13 @@ class Learner:
         logprobs, entropies = forward(runner, samples, runner.values_of, outputs=2, parallel=self._parallel)
         return logprobs, entropies
 
+    def score_norms(self, samples: Sequence[TrainingSample]) -> tuple[Float[Tensor, "N"], Float[Tensor, "N"]]:
+        """Log-probs of all completion tokens as :meth:`logprobs` gives them, and their score norms."""
+        logprobs, norms = forward(
+            self._runner, samples, self._runner.score_norms_of, outputs=2, parallel=self._parallel
+        )  # fmt: skip
+        return logprobs, norms
+
     def _as_reference(self) -> AbstractContextManager[None]:
         """Disables the adapters, if there are any."""
         return nullcontext() if self._adapters is None else self._adapters.disabled()

@@ -19,7 +19,7 @@ from .segments import segment_count, segment_starts
 from .turns import Turns
 
 _PER_TOKEN = ("logprobs", "mask", "sequence_ids", "advantages", "old_logprobs", "rollout_logprobs", "ref_logprobs",
-             "teacher_logprobs", "entropies", "values", "returns", "token_weights")  # fmt: skip
+             "teacher_logprobs", "entropies", "score_norms", "values", "returns", "token_weights")  # fmt: skip
 RENAMED = {"shares": "token_weights"}
 _PER_SEQUENCE = ("group_ids", "rewards", "correct", "truncated", "baselines")
 
@@ -88,9 +88,10 @@ class TokenBatch:
     nats. ``mask`` is True where a token carries loss. ``rewards`` may hold NaN (does not apply): such a sequence takes
     no part in its group's statistics and carries no loss. ``old_logprobs`` defaults to ``logprobs.detach()``,
     ``correct`` to a total reward above 0 (dynamic sampling reads it only where it is given, and otherwise whether the
-    rewards of a group differ). ``baselines`` is the reward of the greedy answer to each sequence's prompt. ``turns``
-    are those of multi-turn episodes; ``states`` is theirs. ``values`` are a critic's, of the state in which each token
-    was chosen.
+    rewards of a group differ). ``score_norms`` are 1 - 2 pi + sum_v pi_v^2 at each token, the squared length of its
+    log-prob's gradient by the logits, of the policy before the step's updates. ``baselines`` is the reward of the
+    greedy answer to each sequence's prompt. ``turns`` are those of multi-turn episodes; ``states`` is theirs.
+    ``values`` are a critic's, of the state in which each token was chosen.
 
     ``Objective.prepare`` adds ``advantages``, ``denominators``, ``token_weights`` (each token's weight in the loss's
     average, share_t in equations), ``mean_entropy`` (of the step, in nats), and with values the ``returns`` that the
@@ -108,6 +109,7 @@ class TokenBatch:
     ref_logprobs: Float[Tensor, "N"] | None = None
     teacher_logprobs: Float[Tensor, "N"] | None = None
     entropies: Float[Tensor, "N"] | None = None
+    score_norms: Float[Tensor, "N"] | None = None
     step_rewards: ReasoningSteps | None = None
     turns: Turns | None = None
     values: Float[Tensor, "N"] | None = None
@@ -237,6 +239,7 @@ class TokenBatch:
         teacher_logprobs: Tensor | None = None,
         entropies: Tensor | None = None,
         values: Tensor | None = None,
+        score_norms: Tensor | None = None,
         step_rewards: Sequence[Sequence[tuple[int, float]]] | None = None,
         turns: Sequence[Sequence[tuple[int, float]]] | None = None,
         states: Sequence[Sequence[Hashable]] | None = None,
@@ -256,8 +259,8 @@ class TokenBatch:
         tensors are widened to float32; all but ``logprobs`` and ``entropies`` are detached.
 
         Raises DataError for shapes and types that do not fit, a mask with values other than 0 and 1, log-probs or
-        entropies that are not finite, log-probs above 0 (most likely negative log-likelihoods), and a batch without
-        rewards, step rewards, advantages or a teacher's log-probs.
+        entropies that are not finite, log-probs above 0 (most likely negative log-likelihoods), ``score_norms`` below
+        0, and a batch without rewards, step rewards, advantages or a teacher's log-probs.
 
         >>> l = torch.tensor([[-1., -2.], [-3., 0.]]); m = torch.tensor([[True, True], [True, False]])
         >>> batch = TokenBatch.from_padded(logprobs=l, mask=m, rewards=torch.tensor([1., 0.]),
@@ -276,6 +279,8 @@ class TokenBatch:
             fields["entropies"] = padded.stream("entropies", entropies, mask, keep_gradient=True)
         if values is not None:
             fields["values"] = padded.stream("values", values, mask)
+        if score_norms is not None:
+            fields["score_norms"] = padded.squares("score_norms", score_norms, mask)
         if teacher_logprobs is None:  # with a teacher, there may be nothing else to learn from
             _refuse_without_signal(rewards, reward_weights, advantages, step_rewards)
         fields |= _signal(rewards, reward_weights, advantages, step_rewards, mask=mask, like=logprobs)

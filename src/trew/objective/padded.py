@@ -85,6 +85,14 @@ def stream(name: str, value: Any, mask: Bool[Tensor, "B T"], *, keep_gradient: b
     return finite(name, packed if keep_gradient else packed.detach(), where=" inside the mask")
 
 
+def squares(name: str, value: Any, mask: Bool[Tensor, "B T"]) -> Tensor:
+    """The entries of a (B, T) tensor at ``mask``. Refuses entries that are not finite or below 0."""
+    packed = stream(name, value, mask)
+    if bool((packed < 0).any()):
+        raise DataError(f"{name}: got {float(packed.min()):.4g} inside the mask, accepts 0 or more")
+    return packed
+
+
 def log_probabilities(name: str, value: Any, mask: Bool[Tensor, "B T"], *, keep_gradient: bool = False) -> Tensor:
     """The entries of a (B, T) tensor at ``mask``. Refuses what cannot be log-probs: not finite, or above 0 by more than
     rounding.

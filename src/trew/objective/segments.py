@@ -79,6 +79,17 @@ def to_go(values: Float[Tensor, "N"], *, ids: Int[Tensor, "N"], size: int) -> Fl
     return total[ids] - (before - before[start][ids]) if len(ids) else wide
 
 
+def so_far(values: Float[Tensor, "N"], *, ids: Int[Tensor, "N"], size: int) -> Float[Tensor, "N"]:
+    """The sum of each token's value and of all earlier ones in its own run, in float64.
+
+    >>> so_far(torch.tensor([1., 2., 4.]), ids=torch.tensor([0, 0, 1]), size=2).tolist()
+    [1.0, 3.0, 4.0]
+    """
+    wide = values.to(torch.float64)
+    total = segment_sum(wide, ids=ids, size=size)
+    return total[ids] - to_go(values, ids=ids, size=size) + wide
+
+
 def dense_ids(ids: Int[Tensor, "S"]) -> tuple[Int[Tensor, "S"], int]:
     """Renumbers ids to 0 .. K-1; returns the new ids and K.
 

@@ -17,8 +17,11 @@ from ..objective.shaping import SoftOverlong
 from ..objective.turns import Turns
 
 GIVEN = frozenset(
-    {"rewards", "entropies", "truncated", "old_logprobs", "ref_logprobs", "rollout_logprobs", "baselines"}
-)
+    {
+        "rewards", "entropies", "score_norms", "truncated", "old_logprobs", "ref_logprobs", "rollout_logprobs",
+        "baselines",
+    }
+)  # fmt: skip
 """The optional batch fields that a run provides; ``rollout_logprobs`` only without top-p, top-k and min-p."""
 
 _MISSING = {
@@ -233,6 +236,7 @@ def _example(*, prompts: int, completions: int, max_length: int) -> TokenBatch:
         rollout_logprobs=logprobs,
         ref_logprobs=logprobs,
         entropies=0.1 + spread,
+        score_norms=0.1 + spread,
         correct=right,
         truncated=torch.zeros(size, dtype=torch.bool),
         baselines=torch.zeros(size),

@@ -77,13 +77,16 @@ def with_frozen_logprobs(
     # on-policy step. In the loss, the KL comes from the current log-probs.
     needed = several or stale or (objective.beta > 0 and objective.reference.place != "loss")
     canary = compare(plan, policy, groups, samples, batch, whole=needed and not stale)
-    untempered = None
+    untempered = norms_own = None
     if "entropies" in objective.needs and batch.entropies is None:
         untempered, entropies = policy.untempered(samples)
         batch = batch.replace(entropies=entropies)
+    if "score_norms" in objective.needs:
+        norms_own, norms = policy.score_norms(samples)
+        batch = batch.replace(score_norms=norms)
     if needed:
-        # At temperature 1 the pass for the entropies has given the policy's log-probs, too.
-        own = untempered if config.rollout.temperature == 1 else None
+        # The pass for the score norms has given the policy's log-probs, too; at temperature 1, that for the entropies.
+        own = untempered if norms_own is None and config.rollout.temperature == 1 else norms_own
         batch = batch.replace(old_logprobs=_old_logprobs(plan, policy, samples, batch, canary, stale=stale, known=own))
     if "ref_logprobs" in objective.needs:
         batch = batch.replace(ref_logprobs=policy.logprobs(samples, reference=True))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ...learner.autograd import head_of, with_tokens
-from ...learner.head import LossCallback
+from ...learner.head import Beside, LossCallback
 from ...learner.packing import Pack, pack_shared
 from ...learner.path import ExecutionPath
 from ...learner.runner import RunnerSettings
@@ -219,13 +219,13 @@ class KernelRunner(TokenValues):
         return pack_shared(samples, budget=budget, join=join, among=chosen, share=share, ranks=ranks)
 
     @torch.no_grad()
-    def _values(self, pack: Pack, *, entropies: bool) -> tuple[Tensor, Tensor | None]:
+    def _values(self, pack: Pack, *, beside: Beside = None) -> tuple[Tensor, Tensor | None]:
         passed = None if self._files is None else self._files.release_pages
         rows, tokens = torch.as_tensor(pack.read_rows), torch.as_tensor(pack.targets)
         with self._arena.lease() as arena:
             hidden, _ = self.body.forward(pack, keep=False, arena=arena, passed=passed)
             head = replace(self._head, arena=arena)
-            return head.values(hidden, rows=rows, tokens=tokens, entropies=entropies)
+            return head.values(hidden, rows=rows, tokens=tokens, beside=beside)
 
     def accumulate(
         self, pack: Pack, rule: LossCallback, *, entropies: bool = False, lengths: Sequence[int] | None = None

@@ -76,6 +76,8 @@ def of_objective(objective: Objective) -> list[str]:
         problems.append(f"{objective.name} needs log-probs of a teacher, which TRL's GRPOTrainer does not compute")
     if "values" in objective.needs:
         problems.append(f"{objective.name} needs values of a critic, which TRL's GRPOTrainer does not have")
+    if "score_norms" in objective.needs:
+        problems.append(f"{objective.name} needs sums of squared probabilities, which TRL's forward pass does not give")
     if "turns" in objective.needs:
         problems.append(f"{objective.name} needs the turns of each episode, which TRL does not hand over")
     if objective.dynamic_sampling:

@@ -15,6 +15,7 @@ from ...objective.filter import MixedGroups, UnevenGroups
 from ...objective.gae import GAE
 from ...objective.imitation import DEMONSTRATED
 from ...objective.scale import NoScaling
+from ...objective.token_baseline import TokenBaseline
 
 AGGREGATES = {
     TokenMean: "token-mean",
@@ -32,6 +33,7 @@ NOT_GIVEN = {
     "ref_logprobs": "verl hands a loss no log-probabilities of the reference",
     "teacher_logprobs": "verl hands a loss no log-probabilities of a teacher: use verl's own distillation",
     "entropies": "verl hands over no entropies at this place",
+    "score_norms": "verl hands sums of squared probabilities to its own estimators only",
     "step_rewards": "verl hands over no step rewards",
     "turns": "verl hands over no turns",
     "values": "verl hands over no values of its critic",
@@ -48,8 +50,17 @@ BYPASS = (("algorithm.rollout_correction.bypass_mode", "True"),
 """Keys that make verl pass the sampler's log-probs as the old policy's. The second copies the setting into the actor's
 configuration, the only one that a loss sees: without it, a loss does not know which log-probs it got."""
 
-V0 = {"use adv_estimator=remax": ("trainer.use_v1", "False"), "use adv_estimator=gdpo": ("trainer.use_v1", "False")}
-"""verl estimators that need its old trainer: the new one does not pass them what they read."""
+_OLD = ("trainer.use_v1", "False")
+OWN = {
+    "use adv_estimator=remax": (_OLD,),
+    "use adv_estimator=gdpo": (_OLD,),
+    "use adv_estimator=tir_optimal_token_baseline": (
+        _OLD,
+        ("actor_rollout_ref.actor.calculate_sum_pi_squared", "True"),
+    ),
+}
+"""What verl's own estimators need: its old trainer, as the new one does not pass them what they read; and keys that
+make it compute them."""
 
 OF_VERL = ("use adv_estimator=", "use verl's own", "is verl's own")
 """Phrases of reasons that name a verl equivalent: our loss is then useful without our advantages."""
@@ -75,7 +86,7 @@ def offer(objective: Objective) -> Offer:
     if advantage and not loss and not any(words in advantage for words in OF_VERL):
         loss = f"without its advantages it is another algorithm, and {advantage}"
     settings = _settings(objective, loss=not loss, advantage=not advantage)
-    settings += [key for words, key in V0.items() if not loss and words in advantage]
+    settings += [key for words, keys in OWN.items() if not loss and words in advantage for key in keys]
     return Offer(loss, advantage, tuple(settings))
 
 
@@ -147,6 +158,8 @@ def _no_advantage(objective: Objective) -> str:
         if rule != GAE(rule.gamma, rule.lam):
             return "verl's critic learns with the lam of the policy, and with one for all lengths"
         return "verl hands an estimator no values of its critic: use adv_estimator=gae"
+    if isinstance(rule, TokenBaseline):
+        return _no_token_baseline(rule)
     if objective.shape:
         return "the soft overlong punishment is verl's own: reward.reward_manager.name=dapo"
     if rule.per_reward:
@@ -159,6 +172,12 @@ def _no_advantage(objective: Objective) -> str:
             return NOT_GIVEN[name]
     kl = objective.reference
     return _no_kl_in_reward(objective) if kl.active and kl.place != "loss" else ""
+
+
+def _no_token_baseline(rule: TokenBaseline) -> str:
+    if rule.tail == "reward":
+        return f"{NOT_GIVEN['score_norms']}: use adv_estimator=tir_optimal_token_baseline"
+    return f"{NOT_GIVEN['score_norms']}, and these give tokens that no other answer reaches their reward: tail = reward"
 
 
 def _no_kl_in_reward(objective: Objective) -> str:

@@ -56,6 +56,7 @@ PRESETS: dict[str, Callable[..., Objective]] = {
     "ce-gppo": clip.ce_gppo,
     "gpg": policy_gradient.gpg,
     "opo": policy_gradient.opo,
+    "otb": policy_gradient.otb,
     "lite-ppo": group.lite_ppo,
     "cppo": group.cppo,
     "kl-cov": entropy.kl_cov,

@@ -203,14 +203,7 @@ def pass_at_k(*, eps_low: float = 0.2, eps_high: float = 0.2, k: int = 4) -> Obj
     )
 
 
-def grpo_passk(
-    *,
-    eps_low: float = 0.2,
-    eps_high: float = 0.2,
-    scale: str = "std",
-    ddof: int = 1,
-    std_eps: float = 0.0,
-) -> Objective:
+def grpo_passk(*, eps_high: float = 0.2, scale: str = "std", ddof: int = 1, std_eps: float = 0.0) -> Objective:
     """Train the best of a group by its lead: the "grpo_passk" of verl, after arXiv 2503.19595.
 
     A_i = (R_i - max_(j != i) R_j) / std R for the best completion, 0 for all others
@@ -222,7 +215,8 @@ def grpo_passk(
     so that 0/1 rewards teach only in groups with one right answer. pass-at-k takes smaller k from the same group.
 
     Deviations: verl refuses a group of one (no advantage here) and adds 1e-6 to the deviation (``std_eps``). The paper
-    does not divide. Clip and aggregation are the host's: PPO's clip and a token mean here.
+    does not divide. Clip and aggregation are the host's: PPO's clip and a token mean here. No advantage is below 0, so
+    that the clip has an upper bound alone to set.
     """
     one_of(("std", "none"), scale=scale)
     if scale == "none" and (ddof, std_eps) != (1, 0.0):
@@ -230,7 +224,7 @@ def grpo_passk(
     return Objective(
         name="grpo-passk",
         advantage=BaselineAdvantage(BestOfOthers(), GroupStd(ddof, std_eps) if scale == "std" else NoScaling()),
-        weight=Clip(eps_low, eps_high),
+        weight=Clip(eps_high=eps_high),
         aggregate=TokenMean(),
     )
 

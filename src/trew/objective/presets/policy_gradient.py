@@ -12,6 +12,7 @@ from ..divergence import KL, SequenceSquare
 from ..filter import UnevenGroups
 from ..objective import Objective
 from ..ratio import NoRatio, ProductRatio, TokenRatio
+from ..token_baseline import TokenBaseline
 from ..weight import Clip, PolicyGradient
 
 BASELINES: dict[str, Baseline] = {
@@ -157,6 +158,31 @@ def opo() -> Objective:
         advantage=BaselineAdvantage(LengthWeighted()),
         ratio=NoRatio(),
         weight=PolicyGradient(),
+        aggregate=TokenMean(),
+    )
+
+
+def otb(*, eps_low: float = 0.2, eps_high: float = 0.2, tail: str = "silent") -> Objective:
+    """A baseline for each token, weighted by how much each completion has moved the policy: OTB, arXiv 2602.07078.
+
+    A_it = R_i - sum_j R_j W_jt / sum_j W_jt,  W_jt = sum_(s <= t) |e_js - pi_js|^2 = sum_(s <= t) (1 - 2 pi + sum_v
+    pi_v^2)
+
+    The baseline of least variance for the gradient up to token t, if the gradient by the logits stands for that by the
+    weights. ``tail`` says what tokens get that no other completion of the group is long enough for: "silent" 0, as the
+    equation does, "reward" their reward, as verl does.
+
+    Use it for long completions of uneven length and small groups. It needs ``score_norms``, which the learner computes
+    in a pass of its own before the first update.
+
+    Deviations: positions count loss tokens, as in verl's estimator for several turns (its other one counts columns).
+    verl adds 1e-8 to the divisor, and can scale W by the squared mismatch correction. The paper updates on-policy
+    without a clip; PPO's clip and a token mean here.
+    """
+    return Objective(
+        name="otb",
+        advantage=TokenBaseline(tail),
+        weight=Clip(eps_low, eps_high),
         aggregate=TokenMean(),
     )
 
