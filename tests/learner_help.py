@@ -81,6 +81,7 @@ def near(net: Any, items: Sequence[TrainingSample], *, seed: int = 1, spread: fl
 OVERRIDES: dict[str, dict[str, Any]] = {
     "kl-cov": {"share": 0.2},
     "clip-cov": {"share": 0.2, "cov_low": -1.0},
+    "m2po": {"tau": 0.02},
     "pass-at-k": {"k": 2},
 }
 """Settings of presets under which a small batch shows what they do."""

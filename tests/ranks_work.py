@@ -95,6 +95,12 @@ def steps(
     return {"outputs": outputs, "weights": weights, "reference": reference, "path": learner._runner.path}
 
 
+def score_norms(ranks: Parallel | None, *, how: str, fused: bool) -> list[torch.Tensor]:
+    """Log-probs and score norms of all tokens, at a temperature."""
+    learner = _learner(ranks, "otb", how=how, kind="llama", fused=fused, temperature=0.7)
+    return list(learner.score_norms(help.samples()))
+
+
 class Traffic(TorchDispatchMode):
     """Counts the bytes of whole tensors that are gathered and reduced, by operation and type."""
 

@@ -169,6 +169,16 @@ def test_every_preset_takes_the_step_of_one_process(fleet, name):
         same(one, alone)
 
 
+@pytest.mark.parametrize("how", ["none", "fsdp"])
+@pytest.mark.parametrize("fused", [True, False])
+def test_score_norms_are_those_of_one_process(fleet, how, fused):
+    alone = ranks_work.score_norms(None, how=how, fused=fused)
+    assert (alone[1] > 0).all()
+    for found in fleet.run("ranks_work:score_norms", 2, how=how, fused=fused):
+        for got, want in zip(found, alone, strict=True):
+            torch.testing.assert_close(got, want, rtol=0, atol=1e-5)
+
+
 def test_the_same_ranks_give_the_same_bits(fleet):
     (first, _), (second, _) = (fleet.run("ranks_work:steps", 2, name="gspo") for _ in range(2))
     assert [o["loss"] for o in first["outputs"]] == [o["loss"] for o in second["outputs"]]

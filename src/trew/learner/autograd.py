@@ -91,7 +91,7 @@ class AutogradRunner(TokenValues):
         return pack(samples, budget=self.settings.budget, among=chosen, ranks=self.settings.ranks)
 
     @torch.no_grad()
-    def _values(self, pack: Pack, *, beside: Beside = None) -> tuple[Tensor, Tensor | None]:
+    def _values(self, pack: Pack, *, beside: Beside | None = None) -> tuple[Tensor, Tensor | None]:
         given = {"rows": self._tensor(pack.read_rows), "tokens": self._tensor(pack.targets)}
         with self.running(pack) as out:
             if self._head is not None:

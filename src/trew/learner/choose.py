@@ -14,7 +14,7 @@ from ..models.sharded import is_sharded
 from ..models.verified import Verified
 from ..types import TrainingSample
 from .autograd import TOLERANCE, AutogradRunner, by_sample, first_samples
-from .head import LossCallback
+from .head import Beside, LossCallback
 from .packing import Pack
 from .path import ExecutionPath
 from .runner import ModelRunner, RunnerSettings
@@ -81,11 +81,8 @@ class VerifiedRunner:
     def logprobs_of(self, pack: Pack) -> Float[Tensor, "n"]:
         return self.chosen.logprobs_of(pack)
 
-    def values_of(self, pack: Pack) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
-        return self.chosen.values_of(pack)
-
-    def score_norms_of(self, pack: Pack) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
-        return self.chosen.score_norms_of(pack)
+    def values_of(self, pack: Pack, beside: Beside) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
+        return self.chosen.values_of(pack, beside)
 
     def accumulate(
         self, pack: Pack, rule: LossCallback, *, entropies: bool = False, lengths: Sequence[int] | None = None

@@ -67,7 +67,7 @@ class FusedHead:
         *,
         rows: Int[Tensor, "n"],
         tokens: Int[Tensor, "n"],
-        beside: Beside = None,
+        beside: Beside | None = None,
     ) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"] | None]:
         """Log-probs of tokens and, if asked for, what ``beside`` names, float32, without gradient."""
         out = torch.empty(len(tokens), dtype=torch.float32, device=hidden.device)

@@ -14,8 +14,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-Beside = Literal["entropies", "score_norms"] | None
-"""What a forward pass computes in addition to log-probs."""
+Beside = Literal["entropies", "score_norms"]
+"""What a forward pass may compute in addition to log-probs."""
 
 LossCallback = Callable[[slice, Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
 """Maps the log-probs (n,) and entropies (n,) of the tokens in a slice to the derivatives of the loss by them."""

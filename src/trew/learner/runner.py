@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from ..types import TrainingSample
 from .accelerator import LayerAccelerator
-from .head import LossCallback
+from .head import Beside, LossCallback
 from .packing import Pack
 from .path import ExecutionPath
 
@@ -62,12 +62,8 @@ class ModelRunner(Protocol):
         """Log-probs of the pack's n completion tokens, float32 on the model's device, without gradient."""
         ...
 
-    def values_of(self, pack: Pack) -> tuple[Float[torch.Tensor, "n"], Float[torch.Tensor, "n"]]:
-        """The same and the entropies of the tokens' distributions."""
-        ...
-
-    def score_norms_of(self, pack: Pack) -> tuple[Float[torch.Tensor, "n"], Float[torch.Tensor, "n"]]:
-        """The same log-probs and their score norms, 1 - 2 pi + sum_v pi_v^2."""
+    def values_of(self, pack: Pack, beside: Beside) -> tuple[Float[torch.Tensor, "n"], Float[torch.Tensor, "n"]]:
+        """The same, and the entropies of the tokens' distributions or the score norms of the tokens."""
         ...
 
     def accumulate(

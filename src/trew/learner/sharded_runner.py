@@ -34,7 +34,7 @@ class ShardedRunner(AutogradRunner):
             register_fsdp_forward_method(model, _METHOD)
 
     @torch.no_grad()
-    def _values(self, pack: Pack, *, beside: Beside = None) -> tuple[Tensor, Tensor | None]:
+    def _values(self, pack: Pack, *, beside: Beside | None = None) -> tuple[Tensor, Tensor | None]:
         if self._head is None:
             return super()._values(pack, beside=beside)
         given = {"rows": self._tensor(pack.read_rows), "tokens": self._tensor(pack.targets)}

@@ -26,10 +26,11 @@ from .accumulate import Accumulated, PackLoss, TokenPositions, sample_names
 from .choose import runner_for
 from .dealing import agree
 from .forward import Progress, forward, in_rounds, logprobs_of
+from .head import Beside
 from .optimizer import Watched, begin, learning_rate, load_moments, make_optimizer, moments, trainable
 from .packing import Pack
 from .parallel import Parallel, Solo
-from .runner import RunnerSettings
+from .runner import ModelRunner, RunnerSettings
 from .stored import check_stored, stored_tensors
 
 
@@ -151,16 +152,19 @@ class Learner:
 
     def untempered(self, samples: Sequence[TrainingSample]) -> tuple[Float[Tensor, "N"], Float[Tensor, "N"]]:
         """Log-probs and entropies of all completion tokens at temperature 1, as :meth:`logprobs` gives them."""
-        runner = self._at_one or self._runner
-        logprobs, entropies = forward(runner, samples, runner.values_of, outputs=2, parallel=self._parallel)
-        return logprobs, entropies
+        return self._values(self._at_one or self._runner, samples, "entropies")
 
     def score_norms(self, samples: Sequence[TrainingSample]) -> tuple[Float[Tensor, "N"], Float[Tensor, "N"]]:
         """Log-probs of all completion tokens as :meth:`logprobs` gives them, and their score norms."""
-        logprobs, norms = forward(
-            self._runner, samples, self._runner.score_norms_of, outputs=2, parallel=self._parallel
-        )  # fmt: skip
-        return logprobs, norms
+        return self._values(self._runner, samples, "score_norms")
+
+    def _values(
+        self, runner: ModelRunner, samples: Sequence[TrainingSample], beside: Beside
+    ) -> tuple[Float[Tensor, "N"], Float[Tensor, "N"]]:
+        logprobs, more = forward(
+            runner, samples, lambda pack: runner.values_of(pack, beside), outputs=2, parallel=self._parallel
+        )
+        return logprobs, more
 
     def _as_reference(self) -> AbstractContextManager[None]:
         """Disables the adapters, if there are any."""

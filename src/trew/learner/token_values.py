@@ -18,16 +18,11 @@ class TokenValues(ABC):
     def logprobs_of(self, pack: Pack) -> Float[Tensor, "n"]:
         return self._values(pack)[0]
 
-    def values_of(self, pack: Pack) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
-        logprobs, entropies = self._values(pack, beside="entropies")
-        assert entropies is not None
-        return logprobs, entropies
-
-    def score_norms_of(self, pack: Pack) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
-        logprobs, norms = self._values(pack, beside="score_norms")
-        assert norms is not None
-        return logprobs, norms
+    def values_of(self, pack: Pack, beside: Beside) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
+        logprobs, more = self._values(pack, beside=beside)
+        assert more is not None
+        return logprobs, more
 
     @abstractmethod
-    def _values(self, pack: Pack, *, beside: Beside = None) -> tuple[Tensor, Tensor | None]:
+    def _values(self, pack: Pack, *, beside: Beside | None = None) -> tuple[Tensor, Tensor | None]:
         """Returns the log-probs of the pack's tokens and, if asked for, what ``beside`` names; without gradient."""

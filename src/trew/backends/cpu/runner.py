@@ -219,7 +219,7 @@ class KernelRunner(TokenValues):
         return pack_shared(samples, budget=budget, join=join, among=chosen, share=share, ranks=ranks)
 
     @torch.no_grad()
-    def _values(self, pack: Pack, *, beside: Beside = None) -> tuple[Tensor, Tensor | None]:
+    def _values(self, pack: Pack, *, beside: Beside | None = None) -> tuple[Tensor, Tensor | None]:
         passed = None if self._files is None else self._files.release_pages
         rows, tokens = torch.as_tensor(pack.read_rows), torch.as_tensor(pack.targets)
         with self._arena.lease() as arena:
