@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import re
 import sys
 from collections.abc import Sequence
@@ -36,12 +37,18 @@ from trew.objective.presets import PRESETS
 from trew.objective.ratio import Ratio
 from trew.objective.shaping import Shape
 from trew.objective.weight import Weight
+from trew.study import report
+from trew.study.pictures import draw
 from trew.utils.installing import requirements
 
 DOCS = Path(__file__).parent
 PICTURES = DOCS / "images" / "objectives"
+RESULTS = DOCS.parent / "benchmarks" / "results"
+IMAGES = "images/"
 COMPARED = ("ppo-clip", "trw-triangular", "ce-gppo", "sapo")
 """Presets in the picture of the page's introduction."""
+
+NONE_YET = "No study has been conducted yet."
 
 INTRODUCTION = """\
 # Presets
@@ -74,6 +81,7 @@ def files() -> dict[Path, str]:
     found[inside_trl] = filled(inside_trl.read_text(encoding="utf-8"), {"presets": trl_table()})
     verl = DOCS / "verl.md"
     found[verl] = filled(verl.read_text(encoding="utf-8"), {"presets": verl_table()})
+    found |= study_files()
     installing = DOCS / "install.md"
     found[installing] = filled(installing.read_text(encoding="utf-8"), {"extras": extras_table()})
     contributing = DOCS.parent / "CONTRIBUTING.md"
@@ -211,6 +219,19 @@ EXTRAS = {
     "dev": "what tests and checks need",
     "docs": "what `make site` needs",
 }
+
+
+def study_files() -> dict[Path, str]:
+    """The page about studies with the results of those that were conducted, and their pictures."""
+    page = DOCS / "study.md"
+    conducted = [json.loads(path.read_bytes()) for path in sorted(RESULTS.glob("study-*.json"))]
+    text = "\n".join(
+        line
+        for found in conducted
+        for line in (f"## Results: {found['study']}", "", *report.page(found, images=IMAGES))
+    )
+    pictures = {DOCS / IMAGES / name: svg for found in conducted for name, svg in draw(found).items()}
+    return {page: filled(page.read_text(encoding="utf-8"), {"results": text.rstrip() or NONE_YET}), **pictures}
 
 
 def extras_table() -> str:

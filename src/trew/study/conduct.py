@@ -12,6 +12,7 @@ from typing import Any
 
 from ..config import load
 from ..errors import ConfigError
+from ..runs.files import write_atomic
 from ..runs.lock import Lock
 from . import results, work
 from .choice import choose
@@ -226,7 +227,7 @@ class Conduct:
     def report(self) -> dict[str, Any]:
         """Writes results.json, report.md and its pictures from what has ended."""
         found = results.assemble(self.study, self.models, self.chosen, list(self.rows.values()), History.read(self.out))
-        write_json(self.out / "results.json", found)
+        write_atomic(self.out / "results.json", lambda file: file.write(results.text(found).encode()))
         write_report(found, self.out)
         return found
 

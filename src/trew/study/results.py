@@ -42,6 +42,18 @@ def rows_of(found: Mapping[str, Any], kind: str) -> list[Row]:
     return [Row.from_json(row) for row in found[kind]]
 
 
+def text(found: Mapping[str, Any]) -> str:
+    """Results as JSON with one run on a line."""
+    lines = []
+    for key, value in found.items():
+        if key in ("tuning", "runs") and value:
+            rows = ",\n".join(json.dumps(row) for row in value)
+            lines.append(f"{json.dumps(key)}: [\n{rows}\n]")
+        else:
+            lines.append(f"{json.dumps(key)}: {json.dumps(value)}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
 def digest(*values: Any) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 

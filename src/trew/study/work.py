@@ -29,7 +29,9 @@ PRELOADED = (
 
 def child(log: Path, result: Path, work: Callable[..., dict[str, Any]], *arguments: Any) -> None:
     """Does ``work`` with its output in ``log``, and writes what it returns, or the error that it ended with."""
-    os.setsid()  # signals of a terminal reach the study, which passes them on
+    # A group of its own: signals of a terminal reach the study, which passes them on. Not a session of its own: Linux
+    # shares out processors between sessions, and a study under nice would take as much as any other.
+    os.setpgid(0, 0)
     die_with_parent()
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     for stream in (1, 2):
