@@ -30,6 +30,8 @@ from .schema import (
     Schedule,
     SetConfig,
     StopConfig,
+    TeacherConfig,
+    TeacherDtype,
     TrackConfig,
     choices,
 )
@@ -61,6 +63,8 @@ __all__ = [
     "Schedule",
     "SetConfig",
     "StopConfig",
+    "TeacherConfig",
+    "TeacherDtype",
     "TrackConfig",
     "apply_overrides",
     "build",

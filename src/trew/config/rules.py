@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ..errors import nearest
+from ..utils.addresses import ACCEPTS, split_address
 from ..utils.toml import toml_value
 from . import cluster, limits
 from .schema import (
@@ -56,6 +57,7 @@ def validate(config: Config) -> list[str]:
         _reference,
         _minibatches,
         _warmup,
+        _teacher,
         _lora,
         _cluster,
         _eval,
@@ -243,6 +245,25 @@ def _warmup(c: Config) -> Iterator[str]:
         yield (
             f"learner.warmup_steps: got {c.learner.warmup_steps}, but the whole run has {c.optimizer_steps} optimizer "
             "steps; the learning rate would never be reached"
+        )
+
+
+def _teacher(c: Config) -> Iterator[str]:
+    t = c.teacher
+    if t.model and t.endpoint:
+        yield (
+            f"teacher.endpoint: got {t.endpoint!r} together with teacher.model = {t.model!r}; give one of them: a "
+            "model that is loaded here, or a server that has one"
+        )
+    if t.endpoint and split_address(t.endpoint) is None:
+        yield f"teacher.endpoint: got {t.endpoint!r}, accepts {ACCEPTS}"
+    if t.dtype != "auto" and not t.model:
+        yield f"teacher.dtype: got {t.dtype!r} without teacher.model, whose weights it is for; remove it"
+    if t.endpoint and c.rollout.temperature != 1:
+        yield (
+            f"rollout.temperature: got {c.rollout.temperature!r} with teacher.endpoint, accepts 1 there: vLLM reports "
+            "log-probs of given tokens at temperature 1, and the policy's are those of the temperature; or load the "
+            "teacher here (teacher.model)"
         )
 
 

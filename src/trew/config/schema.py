@@ -15,6 +15,7 @@ Dtype = Literal["float32", "bfloat16"]
 Linear = Literal["auto", "plain"]
 Kernels = Literal["auto", "plain"]
 Optimizer = Literal["adamw", "adamw-8bit", "adamw-offload"]
+TeacherDtype = Literal["auto", "float32", "bfloat16"]
 Base = Literal["float32", "bfloat16", "nf4"]
 RolloutEngine = Literal["embedded", "vllm"]
 WeightRoute = Literal["auto", "files", "nccl", "ipc"]
@@ -148,6 +149,15 @@ class LearnerConfig:
     bad_steps: int = 3  # consecutive steps with non-finite numbers after which the run ends; 1 = at once
     reference_every: int = 0  # steps between updates of the KL term's reference; 0 = never updated
     reference_mix: float = 1.0  # the policy's share in an updated reference
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TeacherConfig:
+    """The model whose log-probs on-policy distillation reads: here, or on a server. It has the policy's tokens."""
+
+    model: str = ""  # folder or hub id of a model that is loaded beside the policy
+    endpoint: str = ""  # address of a vLLM server that has it; its token is in TREW_TEACHER_TOKEN
+    dtype: TeacherDtype = "auto"  # of the linear weights; auto = bfloat16 where that changes nothing, else float32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,6 +301,7 @@ class Config:
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
@@ -318,6 +329,11 @@ class Config:
     def plays(self) -> bool:
         """Whether completions are episodes of several turns."""
         return bool(self.environment.name or self.environment.tools)
+
+    @property
+    def taught(self) -> bool:
+        """Whether there is a teacher."""
+        return bool(self.teacher.model or self.teacher.endpoint)
 
     @property
     def sampled_tokens(self) -> int:

@@ -187,7 +187,8 @@ def check_finite(
         return
     found = logprobs.to(sequences.device)
     broken = sequences[~finite.to(sequences.device)].unique().tolist()
-    whose = "the reference's log-probs" if quantity == "ref_logprobs" else "log-probs"
+    owner = {"ref_logprobs": "the reference's ", "teacher_logprobs": "the teacher's "}.get(quantity, "")
+    whose = f"{owner}log-probs"
     raise NumericsError(
         f"{whose} are not finite (broken weights, or a token that has probability 0)",
         names=sample_names([pack.samples[i] for i in broken], samples), quantity=quantity,

@@ -36,6 +36,10 @@ class Policy(Protocol):
         without gradient. Raises NumericsError, naming the samples, where one is not finite."""
         ...
 
+    def teacher_logprobs(self, samples: Sequence[TrainingSample]) -> Float[Tensor, "N"]:
+        """Log-probs under the teacher, as :meth:`logprobs` gives them."""
+        ...
+
     def untempered(self, samples: Sequence[TrainingSample]) -> tuple[Float[Tensor, "N"], Float[Tensor, "N"]]:
         """Log-probs and entropies at temperature 1 under the policy, as :meth:`logprobs` gives them otherwise."""
         ...

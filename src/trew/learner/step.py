@@ -32,6 +32,7 @@ from .packing import Pack
 from .parallel import Parallel, Solo
 from .runner import ModelRunner, RunnerSettings
 from .stored import check_stored, stored_tensors
+from .teacher import Teacher
 
 
 class Learner:
@@ -69,6 +70,7 @@ class Learner:
         self.steps = 0  # optimizer steps taken or skipped as silent; the schedule counts both
         self.before_update: Callable[[], None] = lambda: None  # called before any tensor that state() returned changes
         self.tell: Callable[[str], None] = lambda text: None  # receives notes for the user
+        self.teacher: Teacher | None = None  # whose log-probs on-policy distillation reads
         # Whether the update measures the policy's entropy where the batch has none: at the training temperature, and of
         # the samples that have a gradient.
         self.measure_entropy = False
@@ -81,7 +83,7 @@ class Learner:
         self._backend = backend
         self._parallel = parallel or Solo()
         # The sampler's temperature: a ratio compares log-probs of the distribution that the tokens were drawn from.
-        settings = RunnerSettings(
+        self.settings = settings = RunnerSettings(
             temperature=temperature, budget=config.microbatch_tokens, share_prompts=config.share_prompts, fused=fused,
             autocast=torch.bfloat16 if config.dtype == "bfloat16" else None,
             gradient_checkpointing=config.gradient_checkpointing, accelerator=self._accelerator,
@@ -113,13 +115,15 @@ class Learner:
     def notes(self) -> list[str]:
         """Notes for the user on how the model is run; each was also given as a warning when it was found."""
         said = [*self._runner.messages, *(self._reference.messages if self._reference else [])]
+        said += self.teacher.notes if self.teacher is not None else []
         return list(dict.fromkeys(said))
 
     @property
     def models(self) -> list[torch.nn.Module]:
-        """The modules that it computes with: the model, and the reference where that is another."""
+        """The modules that it computes with: the model, the reference where that is another, and a teacher here."""
         reference = self._reference.model if self._reference is not None else self.model
-        return [self.model] if reference is self.model else [self.model, reference]
+        taught = self.teacher.modules if self.teacher is not None else []
+        return [self.model, *([] if reference is self.model else [reference]), *taught]
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -128,7 +132,7 @@ class Learner:
 
     def release(self) -> None:
         """Frees memory that is not needed until the next pass."""
-        for runner in (self._runner, self._at_one, self._reference):
+        for runner in (self._runner, self._at_one, self._reference, self.teacher):
             if runner is not None:
                 runner.release()
 
@@ -149,6 +153,11 @@ class Learner:
         with self._as_reference() if reference else nullcontext():
             quantity = "ref_logprobs" if reference else "logprobs"
             return logprobs_of(runner, samples, parallel=self._parallel, quantity=quantity, progress=progress)
+
+    def teacher_logprobs(self, samples: Sequence[TrainingSample]) -> Float[Tensor, "N"]:
+        """Log-probs of all completion tokens under the teacher, as :meth:`logprobs` gives them."""
+        assert self.teacher is not None
+        return self.teacher.logprobs(samples)
 
     def untempered(self, samples: Sequence[TrainingSample]) -> tuple[Float[Tensor, "N"], Float[Tensor, "N"]]:
         """Log-probs and entropies of all completion tokens at temperature 1, as :meth:`logprobs` gives them."""

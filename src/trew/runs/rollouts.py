@@ -20,8 +20,9 @@ Advantages = Sequence[Sequence["np.ndarray | float | None"]]
 """Per group and completion: one number, one number per token, or None if the completion was not trained on."""
 Effects = Mapping[str, Sequence[np.ndarray]]
 """Columns of ``EFFECTS``: one array (T,) per completion that was trained on, NaN where a token has no value."""
-EFFECTS = ("final_ratios", "weights", "coefficients", "ref_logprobs")
-"""What the last optimizer step on a completion did to each of its tokens, and the reference's log-probs."""
+EFFECTS = ("final_ratios", "weights", "coefficients", "ref_logprobs", "teacher_logprobs")
+"""What the last optimizer step on a completion did to each of its tokens, and log-probs of the reference and teacher.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,9 @@ from ..diagnostics.monitors import Monitors
 from ..distributed import Ranks
 from ..distributed.orders import BroadcastRollouts, DealtEngine, Held, Orders
 from ..estimate.planned import planned
-from ..learner import Learner
+from ..learner import Learner, Solo
 from ..learner.placement import Placement
+from ..learner.teacher import LocalTeacher
 from ..models import backends, loading
 from ..models.backend import Backend
 from ..models.lora import Adapters
@@ -81,11 +82,12 @@ def parts(plan: Plan, ranks: Ranks | None = None) -> Parts:
     if backend is not None:
         backend.start()
     if ranks is not None and sharded(config):
-        model, adapters, reference = _sharded(plan, ranks)
+        model, adapters, reference, teacher = _sharded(plan, ranks)
         held: Held = functools.partial(_gathered, model)
     else:
         model, adapters = planning.load(plan)
         reference = planning.load_reference(plan, backend) if needs_reference(plan) else None
+        teacher = planning.load_teacher(plan, backend) if config.teacher.model else None
         held = nullcontext
     learner = Learner(
         model, config=config.learner, objective=plan.objective, optimizer_steps=config.optimizer_steps,
@@ -93,6 +95,8 @@ def parts(plan: Plan, ranks: Ranks | None = None) -> Parts:
         fused=config.kernels == "auto", backend=backend, parallel=ranks,
         offloaded=config.cluster.offload == "optimizer",
     )  # fmt: skip
+    if teacher is not None:
+        learner.teacher = LocalTeacher(teacher, settings=learner.settings, backend=backend, parallel=ranks or Solo())
     learner.measure_entropy = plan.sampler.engine == "vllm"  # servers do not report entropies
     placement = Placement(learner)
     if config.cluster.colocate:
@@ -112,8 +116,9 @@ def needs_reference(plan: Plan) -> bool:
     return "ref_logprobs" in plan.objective.needs and not plan.config.lora.rank
 
 
-def _sharded(plan: Plan, ranks: Ranks) -> tuple[Any, Adapters | None, Any]:
-    """The model of which this rank holds some rows, its adapters, and the reference. Rank 0 alone reads the files."""
+def _sharded(plan: Plan, ranks: Ranks) -> tuple[Any, Adapters | None, Any, Any]:
+    """The model of which this rank holds some rows, its adapters, and likewise the reference and the teacher. Rank 0
+    alone reads the files."""
     from ..distributed import sharding  # imports FSDP, which takes long
 
     how = plan.config.cluster.shard
@@ -134,7 +139,9 @@ def _sharded(plan: Plan, ranks: Ranks) -> tuple[Any, Adapters | None, Any]:
     if adapters is not None:  # the fingerprint of frozen weights that only rank 0 has seen
         adapters = dataclasses.replace(adapters, base=ranks.gather(adapters.base)[0])
     placed(model)
-    return model, adapters, placed(planning.load_reference(plan, device=device)) if needs_reference(plan) else None
+    reference = placed(planning.load_reference(plan, device=device)) if needs_reference(plan) else None
+    teacher = placed(planning.load_teacher(plan, device=device)) if plan.config.teacher.model else None
+    return model, adapters, reference, teacher
 
 
 def _gathered(model: Any) -> AbstractContextManager[None]:

@@ -19,16 +19,16 @@ from ..objective.turns import Turns
 GIVEN = frozenset(
     {
         "rewards", "entropies", "score_norms", "truncated", "old_logprobs", "ref_logprobs", "rollout_logprobs",
-        "baselines",
+        "baselines", "teacher_logprobs",
     }
 )  # fmt: skip
-"""The optional batch fields that a run provides; ``rollout_logprobs`` only without top-p, top-k and min-p."""
+"""The optional batch fields that a run provides; ``rollout_logprobs`` only without top-p, top-k and min-p, and
+``teacher_logprobs`` with a teacher (:mod:`.teaching`)."""
 
 _MISSING = {
     "advantages": "whose advantages come from outside (a critic), and a run has rewards only",
     "step_rewards": "which needs a reward for every step of a completion (a reward model with args.step_mark, or a "
     "function that returns (end, value) lists), and this run has rewards of whole completions only",
-    "teacher_logprobs": "which learns from a teacher, and this run has none",
     "values": "which needs the values of a critic",
     "baselines": "which compares with greedy answers, and the rollouts that are replayed have none",
     "turns": "which gives credit to the turns of an episode, and without an [environment] a completion is one turn",
@@ -235,6 +235,7 @@ def _example(*, prompts: int, completions: int, max_length: int) -> TokenBatch:
         old_logprobs=logprobs,
         rollout_logprobs=logprobs,
         ref_logprobs=logprobs,
+        teacher_logprobs=logprobs - 0.5 - spread,
         entropies=0.1 + spread,
         score_norms=0.1 + spread,
         correct=right,

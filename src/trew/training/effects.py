@@ -23,7 +23,8 @@ class TokenEffects:
 
     def __init__(self, samples: Sequence[TrainingSample], batch: TokenBatch) -> None:
         self._bounds = np.cumsum([0, *(len(sample.token_ids) for sample in samples)])
-        self._sampled, self._reference = batch.mask, batch.ref_logprobs
+        self._sampled = batch.mask
+        self._others = {"ref_logprobs": batch.ref_logprobs, "teacher_logprobs": batch.teacher_logprobs}
         self._values = {name: torch.full((len(batch.mask),), torch.nan) for name in _COLUMNS}
 
     def add(self, done: Accumulated, positions: Sequence[int]) -> None:
@@ -35,6 +36,7 @@ class TokenEffects:
     def columns(self) -> dict[str, list[np.ndarray]]:
         """One array (T,) per sample for each column of the table, NaN where a token has no value."""
         found = {_COLUMNS[name]: values for name, values in self._values.items()}
-        if self._reference is not None:
-            found["ref_logprobs"] = torch.where(self._sampled, self._reference, torch.nan)
+        for name, values in self._others.items():
+            if values is not None:
+                found[name] = torch.where(self._sampled, values, torch.nan)
         return {name: np.split(values.numpy(), self._bounds[1:-1]) for name, values in found.items()}

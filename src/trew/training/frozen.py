@@ -69,13 +69,15 @@ class Frozen:
 def with_frozen_logprobs(
     plan: Plan, policy: Policy, groups: Sequence[ScoredGroup], samples: Sequence[TrainingSample], batch: TokenBatch
 ) -> Frozen:
-    """The batch with ``old_logprobs`` and ``ref_logprobs``, if they are needed."""
+    """The batch with ``old_logprobs``, ``ref_logprobs`` and ``teacher_logprobs``, if they are needed."""
     config, objective = plan.config, plan.objective
     stale = not all(_fresh(groups, policy.version))
     several = optimizer_steps(config, len(groups)) > 1
     # A KL penalty inside the reward is computed once, from the policy that sampled: it needs old_logprobs even for one
     # on-policy step. In the loss, the KL comes from the current log-probs.
-    needed = several or stale or (objective.beta > 0 and objective.reference.place != "loss")
+    # Distillation likewise compares the teacher with the policy that sampled.
+    in_advantages = objective.distillation > 0 or (objective.beta > 0 and objective.reference.place != "loss")
+    needed = several or stale or in_advantages
     canary = compare(plan, policy, groups, samples, batch, whole=needed and not stale)
     untempered = norms_own = None
     if "entropies" in objective.needs and batch.entropies is None:
@@ -90,6 +92,8 @@ def with_frozen_logprobs(
         batch = batch.replace(old_logprobs=_old_logprobs(plan, policy, samples, batch, canary, stale=stale, known=own))
     if "ref_logprobs" in objective.needs:
         batch = batch.replace(ref_logprobs=policy.logprobs(samples, reference=True))
+    if "teacher_logprobs" in objective.needs:
+        batch = batch.replace(teacher_logprobs=policy.teacher_logprobs(samples))
     return Frozen(batch, canary, on_policy=not (several or stale))
 
 
@@ -103,6 +107,10 @@ def _old_logprobs(
     # Without a correction the ratio itself must account for the policies that really sampled.
     if stale and own is not None and not corrected:
         return own
+    # With a teacher they must come from the same computation as its own: where both agree, the advantage is 0, and a
+    # rounding error in its place would be all there is, which Adam makes a step of full length of.
+    if plan.objective.distillation:
+        return policy.logprobs(samples)
     if known is not None:
         return known
     return own if own is not None and not stale and _are_equal(plan, canary) else policy.logprobs(samples)

@@ -94,7 +94,9 @@ def _evidence(error: NumericsError, groups: Sequence[ScoredGroup], batch: TokenB
     for i in error.samples:
         prompt, number, completion, score = completions[i]
         tokens = batch.sequence_ids == i
-        known = {name: getattr(batch, name) for name in ("advantages", "old_logprobs", "ref_logprobs")}
+        known = {
+            name: getattr(batch, name) for name in ("advantages", "old_logprobs", "ref_logprobs", "teacher_logprobs")
+        }
         row = {
             "uid": prompt.uid, "sample": number, "prompt": plain_prompt(prompt), "completion": completion.text,
             "reward": score.value, "parts": dict(score.parts), "status": score.status,

@@ -16,7 +16,7 @@ from ..errors import ConfigError, ModelError, Problems
 from ..eval import correct_by
 from ..eval.evaluate import Correct
 from ..learner.machine import machine_problems
-from ..learner.reference import in_bfloat16
+from ..learner.reference import in_bfloat16, teacher_in_bfloat16
 from ..models import files, loading, lora
 from ..models.backend import Backend
 from ..models.lora import Adapters
@@ -27,7 +27,7 @@ from ..rewards.user.loading import is_file_spec
 from ..rollout.chat import Renderer
 from ..runs.rollouts import Sampler
 from ..types import Prompt
-from . import compatibility, episodes, replaying
+from . import compatibility, episodes, replaying, teaching
 from .episodes import EpisodePlan
 from .replaying import Replay
 
@@ -68,8 +68,10 @@ def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -
     objective = problems.attempt(lambda: preset(config.objective.preset, **config.objective.args))
     replay = replaying.prepare(config, objective, problems)
     problems += _objective_problems(objective, config, replay)
+    problems += teaching.problems(config, objective)
     device = _device(config, problems)
     tokenizer = _tokenizer(config, problems, notes=of_model)
+    problems += teaching.vocabulary_problems(config, tokenizer)
     data = problems.attempt(lambda: episodes.dataset(config))
     specs, rewards = _rewards(config, data, problems)
     # A missing part has left its problem in the list; the checks below need all parts.
@@ -97,12 +99,14 @@ def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -
         *rewards.code,
         *compatibility.notes(objective, config),
     ]
-    return Plan(
+    made = Plan(
         dataclasses.replace(config, rewards=specs), objective, train, eval_, rewards, renderer, device,
         data.fingerprint, longest, tuple(notes),
         correct_of(config, rewards),
         replay.sampler if replay else Sampler(config.cluster.rollout, config.learner.dtype), replay, played,
     )  # fmt: skip
+    teaching.refuse_short(config, most_tokens(made, training=True))
+    return made
 
 
 def _with_invalid(config: Config, found: Sequence[str]) -> list[str]:
@@ -311,9 +315,9 @@ def _fit(config: Config, data: Dataset, renderer: Renderer) -> tuple[list[Prompt
     return out[0], out[1], notes
 
 
-def most_tokens(plan: Plan) -> int:
-    """The most tokens that a prompt and its completion take together."""
-    most = max(_most_tokens(plan.config).values())
+def most_tokens(plan: Plan, *, training: bool = False) -> int:
+    """The most tokens that a prompt and its completion take together; those that are trained on, or any."""
+    most = plan.config.rollout.max_tokens if training else max(_most_tokens(plan.config).values())
     return plan.longest + (plan.episodes.most_tokens(most, None) if plan.episodes else most)
 
 
@@ -366,6 +370,18 @@ def load(plan: Plan, *, device: str = "") -> tuple[Any, Adapters | None]:
     ):
         raise ModelError("\n".join(problems))  # plan() reports it, except for a model not downloaded by then
     return model, lora.attach(model, c.lora, name=c.model, seed=c.seed) if c.lora.rank else None
+
+
+def load_teacher(plan: Plan, backend: Backend | None = None, *, device: str = "") -> Any:
+    """The teacher of a plan, its linear weights in the type that ``teacher.dtype`` means. ``device`` as in
+    :func:`load`."""
+    c, device = plan.config, device or plan.device
+    name = c.teacher.model
+    low = teacher_in_bfloat16(c, stored=files.stored_types(loading.folder(name)), backend=backend)
+    model = lora.load_bfloat16(name, device=device, biases=False) if low else loading.load_model(name, device=device)
+    if device == "meta":
+        loading.allocate(model)
+    return model
 
 
 def load_reference(plan: Plan, backend: Backend | None = None, *, device: str = "") -> Any:

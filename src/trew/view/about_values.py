@@ -36,6 +36,12 @@ ABOUT: dict[str, dict[str, Any]] = {
     ),
     "entropy": _about("Entropy", "of the next-token distribution, in nats: how open the choice was", diverging=False),
     "ref_logprob": _about("Reference's log-prob", "of the reference model, in nats", diverging=False),
+    "teacher_logprob": _about("Teacher's log-prob", "of the teacher that a run distils, in nats", diverging=False),
+    "teacher_gap": _about(
+        "Teacher minus policy",
+        "difference of log-probs in nats: positive where the teacher finds the token likelier than the policy",
+        diverging=True,
+    ),
     "sampler_gap": _about(
         "Policy minus sampler",
         "difference of log-probs in nats: rounding, staleness, or sampling settings",

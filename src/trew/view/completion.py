@@ -18,9 +18,11 @@ from .viewed import ViewedRun
 VALUES = {
     "advantage": "advantages", "logprob": "logprobs", "sampling_logprob": "sampling_logprobs", "entropy": "entropies",
     "ratio": "final_ratios", "weight": "weights", "coefficient": "coefficients", "ref_logprob": "ref_logprobs",
+    "teacher_logprob": "teacher_logprobs",
 }  # fmt: skip
 """The values of a token, and their columns."""
-GAPS = {"sampler_gap": ("logprob", "sampling_logprob"), "ref_gap": ("logprob", "ref_logprob")}
+GAPS = {"sampler_gap": ("logprob", "sampling_logprob"), "ref_gap": ("logprob", "ref_logprob"),
+        "teacher_gap": ("teacher_logprob", "logprob")}  # fmt: skip
 """Differences of two values."""
 
 _CELLS = ("group", "trained_group", "uid", "sample", "prompt", "messages", "completion", "columns", "prompt_ids",
