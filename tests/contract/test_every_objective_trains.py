@@ -37,7 +37,6 @@ REFUSED = {
     "gigpo": "which gives credit to the turns of an episode",
     "mt-grpo": "which gives credit to the turns of an episode",
     "turn-returns": "which gives credit to the turns of an episode",
-    "opd": "which learns from a teacher",
     "sft": "which learns from demonstrations",
     "rft": "which learns from demonstrations",
 }
@@ -82,6 +81,8 @@ def configured(tmp_path_factory) -> Callable[..., Config]:
         }  # fmt: skip
         for section, values in sections.items():
             table[section] = {**table[section], **values} if isinstance(values, dict) else values
+        if objective["preset"] == "opd":
+            table["teacher"] = {"model": str(tiny.save(folder / "teacher", seed=4))}
         return parse(table)
 
     return make
@@ -135,6 +136,7 @@ def test_every_preset_trains_the_same_however_it_is_cut_or_is_refused(configured
             train(configured(name, {"preset": name}, rewards=[]))  # the task's own: no function, no reward model
         return
     rows = check(configured, name, {"preset": name})
+    assert ("kl_teacher" in rows[0]) == (name == "opd")
     assert ("baseline" in rows[0]) == (name == "remax")
     assert {"kl_old", "kl_rollout", "ratio_q50", "silent_share"} <= rows[0].keys()
 

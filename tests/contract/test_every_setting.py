@@ -37,6 +37,7 @@ PROMPTS = {"data.task": "prompts", "data.args": {}, "data.train": "a.jsonl"}
 DYNAMIC = {"objective.preset": "dapo", "objective.beta": 0.0, "eval.correct_at": 99.0}
 TWO = {"learner.inner_updates": 2}
 LORA = {"lora.rank": 2}
+TAUGHT = {"objective.preset": "opd", "objective.beta": 0.0, "teacher.model": "lm2"}
 FIRST = {"name": "f.py:first"}
 SAVED = {"checkpoint.every": 1, "steps": 3}
 TALK = {"environment.name": "f.py:talk", "environment.turns": 3}
@@ -147,6 +148,8 @@ CASES: dict[str, Case] = {
     "learner.share_prompts": Case(False, same_result("tokens")),
     "learner.reference_every": Case(1, "weights", REFERENCE),
     "learner.reference_mix": Case(0.5, "weights", {**REFERENCE, "learner.reference_every": 1}),
+    "teacher.model": Case("lm", "weights", TAUGHT),
+    "teacher.dtype": Case("bfloat16", "weights", TAUGHT),
     "lora.rank": Case(2, "weights"),
     "lora.alpha": Case(4.0, "weights", LORA),
     "lora.dropout": Case(0.1, "lora.dropout: got 0.1", LORA),

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ..errors import nearest
-from ..utils.addresses import ACCEPTS, split_address
 from ..utils.toml import toml_value
 from . import cluster, limits
 from .schema import (
@@ -250,21 +249,8 @@ def _warmup(c: Config) -> Iterator[str]:
 
 def _teacher(c: Config) -> Iterator[str]:
     t = c.teacher
-    if t.model and t.endpoint:
-        yield (
-            f"teacher.endpoint: got {t.endpoint!r} together with teacher.model = {t.model!r}; give one of them: a "
-            "model that is loaded here, or a server that has one"
-        )
-    if t.endpoint and split_address(t.endpoint) is None:
-        yield f"teacher.endpoint: got {t.endpoint!r}, accepts {ACCEPTS}"
     if t.dtype != "auto" and not t.model:
         yield f"teacher.dtype: got {t.dtype!r} without teacher.model, whose weights it is for; remove it"
-    if t.endpoint and c.rollout.temperature != 1:
-        yield (
-            f"rollout.temperature: got {c.rollout.temperature!r} with teacher.endpoint, accepts 1 there: vLLM reports "
-            "log-probs of given tokens at temperature 1, and the policy's are those of the temperature; or load the "
-            "teacher here (teacher.model)"
-        )
 
 
 def _lora(c: Config) -> Iterator[str]:

@@ -153,10 +153,9 @@ class LearnerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TeacherConfig:
-    """The model whose log-probs on-policy distillation reads: here, or on a server. It has the policy's tokens."""
+    """The model whose log-probs on-policy distillation reads. It has the policy's tokens."""
 
     model: str = ""  # folder or hub id of a model that is loaded beside the policy
-    endpoint: str = ""  # address of a vLLM server that has it; its token is in TREW_TEACHER_TOKEN
     dtype: TeacherDtype = "auto"  # of the linear weights; auto = bfloat16 where that changes nothing, else float32
 
 
@@ -333,7 +332,7 @@ class Config:
     @property
     def taught(self) -> bool:
         """Whether there is a teacher."""
-        return bool(self.teacher.model or self.teacher.endpoint)
+        return bool(self.teacher.model)
 
     @property
     def sampled_tokens(self) -> int:

@@ -181,8 +181,8 @@ def _nothing_to_learn(objective: Objective, config: Config) -> str:
             f"objective: got {name} with {dict(config.objective.args)}, which gives every completion the advantage 0: "
             f"nothing would be learned; change {', '.join(config.objective.args) or 'the preset'}"
         )
-    unfit = (PassAtK, *DEMONSTRATED)
-    others = [n for n in presets() if set((o := preset(n)).needs) <= GIVEN and not isinstance(o.advantage, unfit)]
+    unfit, given = (PassAtK, *DEMONSTRATED), GIVEN - {"teacher_logprobs"}  # there may be no teacher
+    others = [n for n in presets() if set((o := preset(n)).needs) <= given and not isinstance(o.advantage, unfit)]
     others = [n for n in others if teaches(preset(n), config)]
     return (
         f"rollout.completions: got 1, accepts at least 2 for {name}: it compares the completions of a prompt with each "

@@ -26,12 +26,11 @@ def problems(config: Config, objective: Objective | None) -> list[str]:
     if reads and not config.taught:
         found.append(
             f"teacher.model: is empty, but {name} with objective.distill = {reads:g} learns from a teacher; give a "
-            "folder or hub id of a model with the policy's tokens, or the address of a vLLM server (teacher.endpoint)"
+            "folder or hub id of a model with the policy's tokens"
         )
     if config.taught and not reads:
-        key = "model" if config.teacher.model else "endpoint"
         found.append(
-            f"teacher.{key}: got {getattr(config.teacher, key)!r}, but {name} does not learn from a teacher; set "
+            f"teacher.model: got {config.teacher.model!r}, but {name} does not learn from a teacher; set "
             "objective.distill above 0, or choose opd as objective.preset"
         )
     return found

@@ -59,7 +59,7 @@ def _end_if_unjudged(program: PolicyProgram, scores: Sequence[Score]) -> None:
     state, most = program.state, program.config.track.max_failed
     lacking = Counter(score.status for score in scores if score.value is None)
     failed = sum(lacking[status] for status in FAILED)
-    none = lacking.total() == len(scores)
+    none = lacking.total() == len(scores) and program.plan.objective.advantage.judged
     state.unjudged = state.unjudged + 1 if scores and (none or failed > most * len(scores)) else 0
     if state.unjudged < UNJUDGED_STEPS:
         return

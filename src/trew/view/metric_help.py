@@ -9,7 +9,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "reward", "accuracy", "reward/[^/]+", "reward/.*", "baseline", "baseline/none", "unscored_share",
         "margin", "policy/reward", "policy/accuracy",
     ),
-    "Policy": ("entropy", "kl", "kl_old", "kl_rollout", "entropy_coefficient"),
+    "Policy": ("entropy", "kl", "kl_old", "kl_rollout", "kl_teacher", "entropy_coefficient"),
     "Trust region": (
         "ratio", "ratio_q99", "ratio_q50", "ratio_q01", "weight", "clip_share", "clip_.*", "ess", "correction.*",
         "corrected_share",
@@ -48,6 +48,7 @@ HELP: dict[str, str] = {
     "entropy": "mean entropy of the policy per sampled token, in nats, at temperature 1",
     "kl": "mean KL estimate per token in nats: to the reference model, or to the policy before the step",
     "kl_old": "the KL estimate to the policy before the step's first update",
+    "kl_teacher": "mean log-prob of the sampling policy minus the teacher's, in nats per token: their reverse KL",
     "kl_rollout": "the KL estimate between the log-probs of learner and engine",
     "ratio": "importance ratio of current to old policy, mean over tokens",
     "ratio_q01": "importance ratio below which 1 % of tokens are",

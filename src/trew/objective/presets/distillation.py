@@ -16,8 +16,8 @@ def opd(*, eps_low: float = 0.2, eps_high: float = 0.2) -> Objective:
 
     The policy samples, and each of its tokens is pushed up if the teacher finds it more probable than the policy does,
     and down if less: on-policy, the gradient of KL(pi || pi_teacher) token by token, without an end of the completion
-    to wait for. Rewards are not read; a run may have some, to be watched, or ``name = "none"``. ``distill`` (1.0 here)
-    is the coefficient; above 0 in another preset, the same term is added to that one's advantages.
+    to wait for. Rewards are not read: they may be None, and are there to be watched. ``distill`` (1.0 here) is the
+    coefficient; above 0 in another preset, the same term is added to that one's advantages.
 
     Use it where a better model of the same vocabulary exists: a larger one, or one trained for a task; for one that has
     forgotten something, its own earlier weights. A token gets a signal of its own, whether any answer is right or not.
