@@ -36,6 +36,12 @@ def sums(folder: Path, *, steps: int = 12, seed: int = 0, lr: float = 1e-3) -> P
             write_step(run, step, a, b, **extra)
         write_eval(run, steps, *(group(f"held-{i}", "yes", scores=(1.0,)) for i in range(4)))
         _summary(run, steps, seed)
+        gib = 2**30
+        parts = {"generating": {"weights": gib}, "training": {"weights": gib, "gradients": gib, "activations": gib}}
+        planned = [{"who": f"rank {i}", "device": "cpu", "memory": parts, "peak_bytes": 3 * gib} for i in range(2)]
+        phases = {"loading": gib, "generating": gib, "training": int(2.5 * gib)}
+        measured = [{"who": "rank 0", "memory": phases, "peak_bytes": int(2.5 * gib)}]
+        run.write_memory({"planned": {"processes": planned, "prompt_tokens": 5}, "measured": measured})
     return folder
 
 

@@ -162,7 +162,18 @@ def test_health_has_warnings_with_advice_and_memory(visit) -> None:
     expect(warning).to_contain_text("truncated")
     expect(warning).to_contain_text("cut off at the limit")
     expect(warning).to_contain_text("What to do:")
-    expect(page.get_by_text("measured peak 3.0 GiB")).to_be_visible()
+    rank = page.locator(".memory").first
+    expect(rank).to_contain_text("planned 3.0 GiB · measured peak 2.5 GiB · 83 % of the plan")
+    expect(rank.get_by_role("img", name="training: planned 3.0 GiB, measured 2.5 GiB")).to_be_visible()
+    expect(rank.locator(".memory-phases dt")).to_have_text(["loading", "generating", "training"])
+    rank.get_by_text("parts").last.click()
+    expect(rank.get_by_role("row", name="gradients 1.0 GiB")).to_be_visible()
+    expect(page.locator(".memory")).to_have_count(2)
+    expect(page.locator(".memory").nth(1)).to_contain_text("rank 1")
+    page = visit.open("#config?run=slow-0")
+    expect(page.locator(".memory")).to_have_count(2)  # beside the settings too
+    page = visit.open("#health?run=slow-0")
+    warning = page.locator(".warnings li").first
     expect(page.locator(".figures")).to_contain_text("training time12 min")
     warning.get_by_role("link", name="Rollouts of this step").click()
     visit.settled()
@@ -198,6 +209,7 @@ def test_keys_and_help(visit) -> None:
     page.keyboard.press("Escape")
     expect(help).to_have_count(0)
     page.keyboard.press("1")
+    page.get_by_label("Search runs").wait_for()
     page.keyboard.press("/")
     page.keyboard.type("3?")
     expect(page.get_by_label("Search runs")).to_have_value("3?")  # a field takes what is typed

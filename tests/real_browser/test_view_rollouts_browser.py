@@ -200,6 +200,18 @@ def test_a_conversation_has_turns_and_what_was_not_sampled_looks_different(visit
     assert given.evaluate(style) != sampled.evaluate(style)
 
 
+@pytest.mark.parametrize("view", ["rollouts?run=hostile&step=2", "prompts?run=hostile&uid=talk"])
+def test_cards_of_episodes_have_the_whole_conversation(visit, view) -> None:
+    page = visit.open(f"#{view}")
+    said = page.locator(".card").first.locator(".conversation > li")
+    expect(said).to_have_count(4)
+    expect(said.nth(0)).to_contain_text("user" + "go")
+    expect(said.nth(1)).to_contain_text("look(where='up')")
+    expect(said.nth(1)).to_contain_text("reward 0.25")
+    expect(said.nth(2)).to_contain_text("tool" + "warm <b>")
+    expect(said.nth(3)).to_contain_text("model" + "CD")
+
+
 @pytest.mark.parametrize("view", ["rollouts", "search", "prompts", "tokens"])
 def test_what_a_model_wrote_is_text_and_never_markup(visit, view) -> None:
     page = visit.open(f"#{view}?run=hostile&step=1&group=0&sample=0")

@@ -71,6 +71,11 @@ export interface Cluster {
   servers: unknown[];
   versions: unknown;
   ages: Record<string, number>;
+  staleness: unknown;
+  age_mean: Num;
+  age_max: Num;
+  waited_s: Num;
+  idle_s: Num;
 }
 
 /** A process of a run: bytes by phase and part that were planned, and by phase that were measured. */

@@ -35,7 +35,8 @@ export function gold(value: unknown): string | null {
 /** Extracted answer and gold next to each other; a difference to the letter is named, since a score may hang on it. */
 export function Answer({ row }: { row: Row }) {
   const right = gold(row.gold);
-  if (row.extracted === null && right === null) return null;
+  // What an environment begins an episode with is no answer that a reply could have.
+  if (row.extracted === null && (right === null || row.said)) return null;
   return (
     <dl class="answer">
       <dt>extracted</dt>

@@ -1,6 +1,6 @@
 import { runPath } from "../api";
 import type { Page } from "../context";
-import { bytes, number, plain, seconds } from "../format";
+import { bytes, number, percent, plain, seconds } from "../format";
 import { useApi } from "../hooks";
 import { BeforeAfter } from "../parts/before_after";
 import { Empty, Failure, Loaded, State } from "../parts/basics";
@@ -132,37 +132,67 @@ function Figures({ data, run }: { data: Summary; run: Run }) {
 
 function Several({ cluster }: { cluster: Cluster | null }) {
   if (!cluster) return null;
-  const ages = Object.entries(cluster.ages ?? {});
+  const facts: [string, string][] = [
+    ["learner ranks", plain(cluster.ranks)],
+    ["servers", number(cluster.servers.length)],
+    ["version of the weights: updates so far", plain(cluster.versions)],
+  ];
   return (
     <section>
       <h2>Ranks, servers and versions</h2>
-      <dl class="figures">
-        <div>
-          <dt>learner ranks</dt>
-          <dd>{plain(cluster.ranks)}</dd>
-        </div>
-        <div>
-          <dt>weights</dt>
-          <dd>{plain(cluster.versions)}</dd>
-        </div>
-      </dl>
-      <Table rows={cluster.servers} empty="The learner's own process generates; there are no servers." />
-      {ages.length > 0 && (
-        <>
-          <h3>Staleness: versions between a group's oldest token and the step's weights</h3>
-          <table class="plain">
-            <tbody>
-              {ages.map(([age, share]) => (
-                <tr key={age}>
-                  <th scope="row">{age}</th>
-                  <td>{typeof share === "number" ? number(share) : plain(share)}</td>
-                </tr>
-              ))}
-            </tbody>
-          </table>
-        </>
-      )}
+      <Facts facts={facts} />
+      <Table rows={cluster.servers} empty="The learner's own processes generate; there are no servers." />
+      <Staleness cluster={cluster} />
     </section>
+  );
+}
+
+function Facts({ facts }: { facts: [string, string][] }) {
+  return (
+    <dl class="figures">
+      {facts.map(([name, value]) => (
+        <div key={name}>
+          <dt>{name}</dt>
+          <dd>{value}</dd>
+        </div>
+      ))}
+    </dl>
+  );
+}
+
+/** How old the groups of the newest step were, and who waited for whom. */
+function Staleness({ cluster }: { cluster: Cluster }) {
+  const ages = Object.entries(cluster.ages ?? {}).sort(([a], [b]) => Number(a) - Number(b));
+  if (!ages.length) return null;
+  const facts: [string, string][] = [
+    ["bound (cluster.staleness)", plain(cluster.staleness)],
+    ["mean age", number(cluster.age_mean)],
+    ["greatest age", number(cluster.age_max)],
+    ["the learner waited for groups", `${number(cluster.waited_s)} s`],
+    ["servers were idle", `${number(cluster.idle_s)} s`],
+  ];
+  return (
+    <>
+      <h3>Staleness in the newest step</h3>
+      <p class="muted">Age: how many versions lie between a group's oldest token and the weights that trained on it.</p>
+      <Facts facts={facts} />
+      <table class="plain">
+        <thead>
+          <tr>
+            <th>age</th>
+            <th>share of groups</th>
+          </tr>
+        </thead>
+        <tbody>
+          {ages.map(([age, share]) => (
+            <tr key={age}>
+              <th scope="row">{age}</th>
+              <td>{percent(share)}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </>
   );
 }
 
