@@ -6,12 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..runs.report.token_texts import pieces
 from . import table
 from .about_values import ABOUT
 from .answers import NotHere
 from .index import lengths
 from .parameters import Parameters
-from .pieces import Tokenizers, pieces
+from .pieces import Tokenizers
 from .rows import KINDS, parsed, row
 from .viewed import ViewedRun
 

@@ -17,6 +17,7 @@ from .heat import heat_strip
 from .read import RunData, load_run, load_samples, sample_steps
 from .svg import Series, line_chart, running_mean
 from .text import number, shorten
+from .tokens import coloured
 from .visits import Change, Visits, completions_of, load_visits
 
 _WINDOW = 10
@@ -104,6 +105,7 @@ def _sections(named: Sequence[tuple[str, RunData]]) -> dict[str, list[Any]]:
         "results": [row for name, run in named for row in (_result(name, run), *_set_results(name, run))],
         "samples": [(name, _samples(run)) for name, run in named],
         "scores": [_Scores(name, *_scores(run, load_visits(run.folder))) for name, run in named],
+        "tokens": [(name, coloured(run.folder)) for name, run in named],
         "configs": [(name, run.config_text) for name, run in named],
         "outcomes": [(name, text) for name, run in named for text in run.outcome],
         "health": [(name, run.health) for name, run in named],

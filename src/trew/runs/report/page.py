@@ -36,6 +36,8 @@ font:13px/1.45 ui-monospace,monospace}
 .policy{background:var(--soft);border-radius:6px;padding:1px 8px}
 .tag{display:inline-block;margin-right:10px;color:var(--muted)}.tag b{color:var(--ink);font-weight:600}
 .note{border-left:3px solid #c2410c;padding:2px 0 2px 10px}
+.up{background:rgb(31 98 189/var(--s))}.down{background:rgb(217 102 0/var(--s))}.up1,.down1{--s:.14}.up2,.down2{--s:.3}
+.up3,.down3{--s:.5}.held{border-bottom:2px dotted var(--ink)}.given{font-style:italic;color:var(--muted)}
 details{margin:8px 0}summary{cursor:pointer}
 """
 
