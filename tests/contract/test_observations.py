@@ -18,7 +18,7 @@ from trew import TokenBatch
 from trew.objective.batch import ReasoningSteps
 
 PER_TOKEN = ("logprobs", "old_logprobs", "rollout_logprobs", "ref_logprobs", "teacher_logprobs", "entropies",
-             "score_norms")  # fmt: skip
+             "score_norms", "values")  # fmt: skip
 NEAR = {"rtol": 1e-11, "atol": 1e-14}
 GARBAGE = [math.nan, 0.0, -50.0]
 
