@@ -60,6 +60,7 @@ KINDS: dict[str, dict[str, Any]] = {
                       {"name": "more", "task": "arithmetic", "args": {"ops": ["-"], "smallest": 1, "largest": 6},
                        "weight": 2.0}]},
     "gdpo": {"objective": {"preset": "gdpo"}, "rewards": ["odd", "short"]},
+    "ppo": {"objective": {"preset": "ppo"}, "critic": {"lr": 1e-2, "warmup_steps": 1}},
     "remax": {"objective": {"preset": "remax"}},
     "lora": {"objective": {"preset": "grpo", "beta": 0.01}, "lora": {"rank": 4}},
     "8bit": {"objective": {"preset": "grpo"}, "learner": {"optimizer": "adamw-8bit"}},

@@ -10,11 +10,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import learner_help as help
-from trew.config import LoraConfig
+from trew.config import CriticConfig, LearnerConfig, LoraConfig
 from trew.distributed import Ranks, sharding
 from trew.errors import NumericsError, TrewError
 from trew.learner import Learner, Parallel
+from trew.learner.critic import Critic
 from trew.learner.placement import Placement
+from trew.learner.value_runner import with_value_head
 from trew.models import loading, lora
 from trew.models.sharded import full, local
 from trew.objective import preset
@@ -99,6 +101,20 @@ def score_norms(ranks: Parallel | None, *, how: str, fused: bool) -> list[torch.
     """Log-probs and score norms of all tokens, at a temperature."""
     learner = _learner(ranks, "otb", how=how, kind="llama", fused=fused, temperature=0.7)
     return list(learner.score_norms(help.samples()))
+
+
+def critic_steps(ranks: Parallel | None, *, count: int = 2) -> dict[str, Any]:
+    """Values, outputs and weights of ``count`` optimizer steps of a critic, of which every rank has all weights."""
+    model = with_value_head(help.model(), std=1.0)
+    settings = LearnerConfig(microbatch_tokens=24, max_grad_norm=0.05)
+    critic = Critic(model, config=CriticConfig(lr=1e-2), learner=settings, optimizer_steps=10, parallel=ranks)
+    items = help.samples()
+    outputs = []
+    for _ in range(count):
+        values = critic.values(items)
+        out = critic.step(items, preset("ppo").prepare(help.batch(items, values=values)))
+        outputs.append({"loss": out.loss, "norm": out.grad_norm, "metrics": dict(out.metrics), "values": values})
+    return {"outputs": outputs, "weights": {n: p.detach().clone() for n, p in model.named_parameters()}}
 
 
 class Traffic(TorchDispatchMode):

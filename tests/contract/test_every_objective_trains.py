@@ -31,7 +31,6 @@ def short(completion_ids, **_):
 """
 STOPS = string.ascii_letters + string.digits  # so that a random model's completions differ in length
 REFUSED = {
-    "ppo": "which needs the values of a critic",
     "ppo-clip": "whose advantages come from outside",
     "grpo-process": "which needs a reward for every step of a completion",
     "gigpo": "which gives credit to the turns of an episode",
@@ -123,7 +122,7 @@ def check(configured, name: str, objective: dict[str, Any]) -> list[dict]:
 
 
 PRESETS_ALWAYS = (
-    "dapo", "gspo", "remax", "reinforce-pp", "kl-cov", "gdpo", "pass-at-k", *REFUSED,
+    "dapo", "gspo", "ppo", "remax", "reinforce-pp", "kl-cov", "gdpo", "pass-at-k", *REFUSED,
 )  # fmt: skip
 """One of each way that a preset meets the loop; the others train in the nightly tests."""
 OPTIONS_ALWAYS = ("kl in the reward", "tis and opsm", "adaptive bonus")
@@ -175,6 +174,7 @@ class Killed(Exception):
 
 
 RESUMED = {
+    "ppo": {"preset": "ppo"},
     "remax": {"preset": "remax", "beta": 0.05},
     "kl-cov": {"preset": "kl-cov", "share": 0.1},
     "gdpo": {"preset": "gdpo"},
@@ -182,7 +182,7 @@ RESUMED = {
 }
 
 
-@pytest.mark.parametrize("name", tiers.some(RESUMED, ("adaptive",)))
+@pytest.mark.parametrize("name", tiers.some(RESUMED, ("adaptive", "ppo")))
 def test_a_killed_and_resumed_run_equals_one_that_was_not_to_the_last_bit(configured, monkeypatch, name):
     settings = {"steps": 4, "checkpoint": {"every": 1}}
     whole, rows = train(configured(f"{name}-whole", RESUMED[name], **settings))

@@ -48,6 +48,7 @@ SETS = [
 MIXED = {"data": SETS, "rollout.prompts": 4}
 RATES = {"steps": 3, "eval.correct_at": -0.5, "curriculum.share": 0.75, "curriculum.low": 0.0, "curriculum.high": 1.0}
 REFERENCE = {"objective.beta": 0.5, "steps": 2}
+PPO = {"objective.preset": "ppo", "steps": 2, "critic.head_std": 0.1}
 
 
 def rewards(*more: dict[str, Any], **of_first: Any) -> list[dict[str, Any]]:
@@ -150,6 +151,11 @@ CASES: dict[str, Case] = {
     "learner.reference_mix": Case(0.5, "weights", {**REFERENCE, "learner.reference_every": 1}),
     "teacher.model": Case("lm", "weights", TAUGHT),
     "teacher.dtype": Case("bfloat16", "weights", TAUGHT),
+    "critic.model": Case("lm2", "weights", PPO),
+    "critic.lr": Case(1e-2, "weights", PPO),
+    "critic.clip": Case(1e-3, "weights", {**PPO, "learner.inner_updates": 3, "critic.lr": 1e-2}),
+    "critic.warmup_steps": Case(1, "weights", PPO),
+    "critic.head_std": Case(1.0, "weights", PPO),
     "lora.rank": Case(2, "weights"),
     "lora.alpha": Case(4.0, "weights", LORA),
     "lora.dropout": Case(0.1, "lora.dropout: got 0.1", LORA),
@@ -236,6 +242,7 @@ def test_every_key_has_a_case_and_nothing_else_has():
 
 
 DEAR = {
+    "critic.model", "critic.clip",
     "track.regrade_every", "checkpoint.keep", "lora.rank", "learner.optimizer", "eval.every", "checkpoint.best",
     "learner.reference_mix", "rewards.gate", "rewards.calls", "rewards.verify_with", "lora.alpha",
     "rewards.on_failure", "eval.samples", "eval.size", "lora.targets", "data.task", "rollout.refills",

@@ -90,6 +90,20 @@ def test_the_gradient_is_that_of_one_process(fleet, budget):
         same(one, alone, weights=2e-7)
 
 
+def test_a_critic_s_step_is_that_of_one_process_and_equal_on_all_ranks(fleet):
+    alone = ranks_work.critic_steps(None)
+    found = fleet.run("ranks_work:critic_steps", 2)
+    for one in found:
+        for want, got in zip(alone["outputs"], one["outputs"], strict=True):
+            torch.testing.assert_close(got["values"], want["values"], rtol=0, atol=1e-4)
+            assert (got["loss"], got["norm"]) == pytest.approx((want["loss"], want["norm"]), rel=1e-3)
+            for key, pair in want["metrics"].items():
+                assert got["metrics"][key] == pytest.approx(pair, rel=1e-3, abs=1e-4), key
+        for name, tensor in alone["weights"].items():
+            torch.testing.assert_close(one["weights"][name], tensor, rtol=0, atol=1e-4, msg=name)
+            assert torch.equal(one["weights"][name], found[0]["weights"][name]), name
+
+
 @pytest.mark.parametrize("how", ["none", "offload"])
 def test_replicas_and_shards_in_cpu_memory_take_it_too(fleet, how):
     for one in fleet.run("ranks_work:steps", 2, name="dapo", how=how):

@@ -10,9 +10,9 @@ import trew
 from trew.config import Config, parse
 from trew.training import compatibility
 
-ALONE = ("reinforce", "remax", "reinforce-pp", "online-rft")
+ALONE = ("reinforce", "remax", "reinforce-pp", "ppo", "online-rft")
 """Presets that learn from one completion per prompt."""
-NOT_IN_A_RUN = ("ppo", "ppo-clip", "grpo-process", "gigpo", "mt-grpo", "turn-returns", "sft", "rft")
+NOT_IN_A_RUN = ("ppo-clip", "grpo-process", "gigpo", "mt-grpo", "turn-returns", "sft", "rft")
 
 
 def run(preset: str, *, rollout: dict[str, Any] | None = None, learner: dict[str, Any] | None = None, **settings: Any):

@@ -87,6 +87,7 @@ class Run:
         self.objective = objective or trew.preset("grpo", beta=0.1)
         self.rewards: Any = SimpleNamespace(rewards=[SimpleNamespace(name="r", weight=1.0)])
         self.policy = Recorder()
+        self.critic = None
 
     @property
     def plan(self) -> Any:

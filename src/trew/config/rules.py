@@ -33,7 +33,7 @@ AT_LEAST_ZERO = (
     "rollout.top_k", "rollout.refills", "rollout.stale_steps", "learner.minibatch_prompts", "learner.warmup_steps",
     "learner.reference_every", "eval.every", "eval.max_tokens", "checkpoint.every", "track.samples_every",
     "track.regrade_every", "threads", "learner.weight_decay", "eval.temperature", "environment.episode_tokens",
-    "environment.workers",
+    "environment.workers", "critic.warmup_steps",
 )  # fmt: skip
 TRACKERS = ("trackio", "wandb", "tensorboard", "mlflow")
 
@@ -57,6 +57,7 @@ def validate(config: Config) -> list[str]:
         _minibatches,
         _warmup,
         _teacher,
+        _critic,
         _lora,
         _cluster,
         _eval,
@@ -251,6 +252,18 @@ def _teacher(c: Config) -> Iterator[str]:
     t = c.teacher
     if t.dtype != "auto" and not t.model:
         yield f"teacher.dtype: got {t.dtype!r} without teacher.model, whose weights it is for; remove it"
+
+
+def _critic(c: Config) -> Iterator[str]:
+    own = c.critic
+    yield from _need(c, 0 < own.lr < 1, "critic.lr", "a number above 0 and below 1")
+    yield from _need(c, 0 < own.clip <= limits.NUMBER, "critic.clip", "a number above 0")
+    yield from _need(c, 0 <= own.head_std < math.inf, "critic.head_std", "0 (every value is 0 at first) or more")
+    if own.warmup_steps >= c.steps >= 1 and own.warmup_steps > 0:
+        yield (
+            f"critic.warmup_steps: got {own.warmup_steps}, accepts less than steps = {c.steps}; the policy would never "
+            "learn"
+        )
 
 
 def _lora(c: Config) -> Iterator[str]:

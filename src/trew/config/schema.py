@@ -160,6 +160,17 @@ class TeacherConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CriticConfig:
+    """The critic, for an objective that needs one. Everything else about its training is as in the learner."""
+
+    model: str = ""  # folder or hub id of a language model; empty = the policy's
+    lr: float = 1e-5
+    clip: float = 0.5  # how far an optimizer step may move a value from that before the first
+    warmup_steps: int = 0  # steps in which the critic learns and the policy does not
+    head_std: float = 0.0  # about the size of values at first; 0 = every value is 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoraConfig:
     """Low-rank adapters: W + (alpha / rank) B A in every linear layer; only A and B are trained."""
 
@@ -301,6 +312,7 @@ class Config:
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
@@ -354,6 +366,11 @@ class Config:
         """Number of optimizer steps in the whole run: steps x minibatches x inner updates."""
         per_pass = -(-self.rollout.prompts // (self.learner.minibatch_prompts or self.rollout.prompts or 1))
         return self.steps * per_pass * self.learner.inner_updates
+
+    @property
+    def policy_steps(self) -> int:
+        """Number of the policy's optimizer steps: without those in which a critic alone learns."""
+        return self.optimizer_steps - self.critic.warmup_steps * self.optimizer_steps // max(self.steps, 1)
 
 
 def choices(cls: type = Config) -> frozenset[str]:

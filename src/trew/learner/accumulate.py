@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..errors import NumericsError
@@ -171,6 +171,21 @@ class TokenPositions:
         return torch.from_numpy(np.concatenate([self.starts[i] + self.samples[i].predicted for i in members]))
 
 
+def predicted_part(batch: TokenBatch, own: Sequence[TrainingSample], pack: Pack, count: int) -> TokenBatch:
+    """The part of ``batch`` that belongs to a pack with the samples ``own``, which predicts ``count`` of their tokens;
+    the others are what an environment said."""
+    part = batch.select(torch.tensor(pack.samples))
+    if count == len(part.mask):
+        return part
+    return part.select_tokens(TokenPositions.of(own).predicted(range(len(own))))
+
+
+def members(samples: Sequence[TrainingSample], batch: TokenBatch, tokens: Bool[Tensor, "N"]) -> list[int]:
+    """Positions of the samples with at least one token where ``tokens`` is True."""
+    found = set(batch.sequence_ids[tokens].tolist())
+    return [i for i in range(len(samples)) if i in found]
+
+
 def check_finite(
     logprobs: Float[Tensor, "n"],
     sequences: Int[Tensor, "n"],
@@ -187,8 +202,8 @@ def check_finite(
         return
     found = logprobs.to(sequences.device)
     broken = sequences[~finite.to(sequences.device)].unique().tolist()
-    owner = {"ref_logprobs": "the reference's ", "teacher_logprobs": "the teacher's "}.get(quantity, "")
-    whose = f"{owner}log-probs"
+    names = {"ref_logprobs": "the reference's log-probs", "teacher_logprobs": "the teacher's log-probs"}
+    whose = (names | {"values": "the critic's values"}).get(quantity, "log-probs")
     raise NumericsError(
         f"{whose} are not finite (broken weights, or a token that has probability 0)",
         names=sample_names([pack.samples[i] for i in broken], samples), quantity=quantity,

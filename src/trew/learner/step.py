@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -16,13 +16,13 @@ from ..config import LearnerConfig
 from ..errors import NumericsError
 from ..models.backend import Backend
 from ..models.lora import Adapters, merged_tensors
-from ..models.sharded import Rows, copy_into, full, is_sharded
+from ..models.sharded import Rows, copy_into, full
 from ..objective import Objective, TokenBatch
 from ..objective.entropy_bonus import EntropyBonus
 from ..types import StepOutput, TrainingSample
-from . import compiled, liger, recompute
+from . import compiled, gradients, liger, recompute
 from .accelerator import LayerAccelerator
-from .accumulate import Accumulated, PackLoss, TokenPositions, sample_names
+from .accumulate import Accumulated, PackLoss, TokenPositions, members, predicted_part
 from .choose import runner_for
 from .dealing import agree
 from .forward import Progress, forward, in_rounds, logprobs_of
@@ -201,7 +201,7 @@ class Learner:
         assert sum(len(s.token_ids) for s in samples) == len(batch.mask)
         if batch.token_weights is None:
             batch = self.objective.prepare(batch)
-        done = Accumulated(samples, batch, _members(samples, batch, self.objective.has_gradient(batch)))
+        done = Accumulated(samples, batch, members(samples, batch, self.objective.has_gradient(batch)))
         if progress is not None:
             progress(len(samples) - len(done.active))
         if done.active:
@@ -291,7 +291,7 @@ class Learner:
 
         def compute(pack: Pack, beside: list[Pack]) -> None:
             at = tokens.predicted(pack.samples)
-            part = _predicted_part(batch, [samples[i] for i in pack.samples], pack, len(at))
+            part = predicted_part(batch, [samples[i] for i in pack.samples], pack, len(at))
             callback = PackLoss(part, pack, samples, objective, bonus if bonus_acts else None, done, at)
             lengths = None
             if coefficients is not None:
@@ -332,7 +332,7 @@ class Learner:
         """Coefficients of a rule that looks across sequences, from the log-probs of the whole step. Silent samples are
         included: they have no gradient themselves, but affect the coefficients of the others."""
         samples, batch = done.samples, done.batch
-        counted = _members(samples, batch, batch.mask)
+        counted = members(samples, batch, batch.mask)
         at = TokenPositions.of(samples).of_samples(counted)
         logprobs = torch.zeros(len(batch.mask), dtype=torch.float32)
         logprobs[at] = self.logprobs([samples[i] for i in counted])
@@ -344,27 +344,12 @@ class Learner:
 
     def _sum_gradients(self) -> None:
         """Sums gradients over ranks; a rank without a pack contributes zeros."""
-        if self._parallel.size == 1:
-            return  # a parameter without a gradient keeps None, and AdamW skips it
-        for p in self._parameters.values():
-            if p.grad is None:
-                p.grad = torch.zeros_like(p)
-        # The backward pass has summed those of sharded weights already.
-        self._parallel.sum_([p.grad for p in self._parameters.values() if p.grad is not None and not is_sharded(p)])
+        gradients.sum_over(self._parameters.values(), self._parallel)
 
     def _clip(self, samples: Sequence[TrainingSample], active: Sequence[int]) -> float:
         """Clips the gradient to ``max_grad_norm`` and returns its norm before that."""
-        parameters = [p for p in self._parameters.values() if p.grad is not None]
-        # Checked before clipping, which would multiply every gradient by a NaN norm.
-        norm = full(torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
-        if not torch.isfinite(norm):
-            raise NumericsError(
-                f"the gradient norm is {float(norm)}, though log-probs are finite (a lower learner.lr, or "
-                "learner.dtype = 'float32', may help)",
-                names=sample_names(active, samples), quantity="grad_norm", samples=active,
-            )  # fmt: skip
-        torch.nn.utils.clip_grads_with_norm_(parameters, self.config.max_grad_norm, norm)
-        return float(norm)
+        most = self.config.max_grad_norm
+        return gradients.clip(self._parameters.values(), most, samples=samples, active=active)
 
     @torch.no_grad()
     def update_reference(self) -> None:
@@ -435,18 +420,3 @@ class Learner:
 def _lengths(pack: Pack, samples: Sequence[TrainingSample]) -> list[int]:
     """The numbers of predicted tokens of a pack's samples, in its order."""
     return [len(samples[i].predicted) for i in pack.samples]
-
-
-def _predicted_part(batch: TokenBatch, own: Sequence[TrainingSample], pack: Pack, count: int) -> TokenBatch:
-    """The part of ``batch`` that belongs to a pack with the samples ``own``, which predicts ``count`` of their tokens;
-    the others are what an environment said."""
-    part = batch.select(torch.tensor(pack.samples))
-    if count == len(part.mask):
-        return part
-    return part.select_tokens(TokenPositions.of(own).predicted(range(len(own))))
-
-
-def _members(samples: Sequence[TrainingSample], batch: TokenBatch, tokens: Bool[Tensor, "N"]) -> list[int]:
-    """Positions of the samples with at least one token where ``tokens`` is True."""
-    found = set(batch.sequence_ids[tokens].tolist())
-    return [i for i in range(len(samples)) if i in found]

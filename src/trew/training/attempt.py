@@ -25,6 +25,7 @@ class Attempt:
     batch: TokenBatch | None = None  # of the whole step; prepared, once the advantages are known
     canary: SamplerGap | None = None
     updates: list[StepOutput] = field(default_factory=list)  # those that were applied
+    critic_updates: list[StepOutput] = field(default_factory=list)  # those of the critic that were applied
     effects: TokenEffects | None = None  # of those updates on each token
     error: NumericsError | None = None
     message: str = ""  # the warning about the error

@@ -20,6 +20,7 @@ from ..distributed import Ranks
 from ..distributed.orders import BroadcastRollouts, DealtEngine, Held, Orders
 from ..estimate.planned import planned
 from ..learner import Learner, Solo
+from ..learner.critic import Critic
 from ..learner.placement import Placement
 from ..learner.teacher import LocalTeacher
 from ..models import backends, loading
@@ -63,6 +64,7 @@ class Parts:
     backend: Backend | None
     held: Held  # makes sharded weights whole on every rank
     placement: Placement  # where the learner's tensors are
+    critic: Critic | None = None
 
     def engine(self, plan: Plan) -> TorchEngine:
         """An embedded engine on this rank's model."""
@@ -90,7 +92,7 @@ def parts(plan: Plan, ranks: Ranks | None = None) -> Parts:
         teacher = planning.load_teacher(plan, backend) if config.teacher.model else None
         held = nullcontext
     learner = Learner(
-        model, config=config.learner, objective=plan.objective, optimizer_steps=config.optimizer_steps,
+        model, config=config.learner, objective=plan.objective, optimizer_steps=config.policy_steps,
         temperature=config.rollout.temperature, reference=reference, adapters=adapters,
         fused=config.kernels == "auto", backend=backend, parallel=ranks,
         offloaded=config.cluster.offload == "optimizer",
@@ -103,7 +105,18 @@ def parts(plan: Plan, ranks: Ranks | None = None) -> Parts:
         placement.leave()  # servers start on the same GPUs
         if ranks is not None:
             ranks.gather(None)  # on every rank
-    return Parts(model, adapters, learner, backend, held, placement)
+    return Parts(model, adapters, learner, backend, held, placement, _critic(plan, ranks))
+
+
+def _critic(plan: Plan, ranks: Ranks | None) -> Critic | None:
+    """The critic of an objective that needs one. Every rank has all of its weights."""
+    if "values" not in plan.objective.needs:
+        return None
+    config = plan.config
+    return Critic(
+        planning.load_critic(plan), config=config.critic, learner=config.learner,
+        optimizer_steps=config.optimizer_steps, parallel=ranks,
+    )  # fmt: skip
 
 
 def sharded(config: Config) -> bool:
@@ -180,8 +193,11 @@ def build(
     writer = Writer(display.line, background=config.checkpoint.background)
     # The writer saves the live tensors in the background, so an update must wait until it has read them.
     made.learner.before_update, made.learner.tell = writer.release, display.line
+    if made.critic is not None:
+        made.critic.before_update = writer.release
     program = PolicyProgram(
         plan=plan, model=made.model, engine=engine, policy=made.learner, adapters=made.adapters, rollouts=rollouts,
+        critic=made.critic,
         source=_source(rollouts, engine, made, orders),
         monitors=Monitors(plan.rewards.rewards, shuffled=in_random_order(config)),
         health=Health(Facts.of(to_table(config))),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import torch
@@ -19,7 +20,7 @@ from ..objective.turns import Turns
 GIVEN = frozenset(
     {
         "rewards", "entropies", "score_norms", "truncated", "old_logprobs", "ref_logprobs", "rollout_logprobs",
-        "baselines", "teacher_logprobs",
+        "baselines", "teacher_logprobs", "values",
     }
 )  # fmt: skip
 """The optional batch fields that a run provides; ``rollout_logprobs`` only without top-p, top-k and min-p, and
@@ -29,7 +30,6 @@ _MISSING = {
     "advantages": "whose advantages come from outside (a critic), and a run has rewards only",
     "step_rewards": "which needs a reward for every step of a completion (a reward model with args.step_mark, or a "
     "function that returns (end, value) lists), and this run has rewards of whole completions only",
-    "values": "which needs the values of a critic",
     "baselines": "which compares with greedy answers, and the rollouts that are replayed have none",
     "turns": "which gives credit to the turns of an episode, and without an [environment] a completion is one turn",
     "states": "which compares turns that began in the same state, and the rollouts that are replayed name no states",
@@ -65,6 +65,7 @@ def problems(
             f"learner.reference_every: got {config.learner.reference_every}, but {name} has no reference (beta = "
             f"{objective.beta:g}): set objective.beta above 0, or leave it out"
         )
+    found += _critic(objective, config)
     found += _numbers_that_do_not_fit(objective, config)
     found += _stale(objective, config, departures)
     if not found and not teaches(objective, config):
@@ -86,6 +87,30 @@ def _cut_distributions(objective: Objective, config: Config) -> list[str]:
         for key, off in _CUTS.items()
         if getattr(rollout, key) != off
     ]
+
+
+def _critic(objective: Objective, config: Config) -> list[str]:
+    """Refuses settings of a critic that the objective does not have, and those under which a critic cannot work."""
+    own, name = config.critic, config.objective.preset
+    if "values" not in objective.needs:
+        return [
+            f"critic.{field.name}: got {getattr(own, field.name)!r}, but {name} has no critic; remove it, or choose an "
+            "objective that has one, such as ppo"
+            for field in dataclasses.fields(own)
+            if getattr(own, field.name) != field.default
+        ]
+    cluster, found = config.cluster, []
+    if cluster.learner != 1 and cluster.shard != "none":
+        found.append(
+            f"cluster.shard: got {cluster.shard!r}, accepts 'none' for {name}: every rank has all weights of its "
+            "critic; set cluster.shard = 'none', or cluster.learner = 1"
+        )
+    if cluster.colocate:
+        found.append(
+            f"cluster.colocate: got true, accepts false for {name}: its critic does not leave the GPU while servers "
+            "use it; give servers GPUs of their own"
+        )
+    return found
 
 
 def _stale(objective: Objective, config: Config, departures: Sequence[str]) -> list[str]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..config import Config
 from ..errors import CheckpointError, ConfigError, ResumeError
+from ..learner.critic import without_critic
 from ..learner.stored import check_stored, stored_tensors
 from ..models import loading, lora
 from ..models.sharded import Rows, copy_into
@@ -115,7 +116,8 @@ def _fill(model: Any, tensors: Mapping[str, Tensor | Rows], root: Path, *, adapt
     """Copies a checkpoint's weights into the model."""
     own = {f"model.{name}": t for name, t in stored_tensors(model, adapters=adapters).items()}
     # A reference that follows the policy is part of a checkpoint, but not of its model.
-    saved = {name: t for name, t in from_files(tensors).items() if not name.startswith("reference.")}
+    policy = from_files(without_critic(tensors))
+    saved = {name: t for name, t in policy.items() if not name.startswith("reference.")}
     try:
         check_stored(own, saved)
     except CheckpointError as error:

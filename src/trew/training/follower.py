@@ -28,7 +28,7 @@ from . import loop, planning
 from .attempt import Attempt
 from .build import parts
 from .memory_record import BETWEEN, EXPORTING, GENERATING, TRAINING
-from .policy_program import for_files, from_files
+from .policy_program import for_files, load
 from .summary import help_to_gather
 from .team import Gathering
 from .turns import TurnsOfRank, TurnsOfSource
@@ -76,6 +76,7 @@ class FollowerRun:
         self.config, self.objective = config, self.plan.objective
         self._parts = parts(self.plan, self._ranks)
         self.policy, self.engine = self._parts.learner, None
+        self.critic = self._parts.critic
         self.rollouts: Any = self
         self.weights: WeightSync
         if config.cluster.rollout == "vllm":
@@ -90,6 +91,8 @@ class FollowerRun:
             self.weights = InPlace()
         self.writer = Writer(background=config.checkpoint.background)
         self.policy.before_update = self.writer.release
+        if self.critic is not None:
+            self.critic.before_update = self.writer.release
 
     # ---- the loop's interface
 
@@ -165,7 +168,7 @@ class FollowerRun:
     def _load(self, order: dict[str, Any]) -> None:
         files = [Path(file) for file in order["files"]]
         tensors, _ = tensor_files.read(files[0].parent, [file.name for file in files])
-        self.policy.load_state(from_files(tensors), order["counters"])
+        load(self.policy, self.critic, tensors, order["counters"])
 
     def _memory(self, order: dict[str, Any]) -> None:
         self._ranks.gather({"phases": self._peaks.phases, "most": self._peaks.most})

@@ -47,13 +47,18 @@ def update(run: TrainingRun, attempt: Attempt) -> None:
     check_given(attempt.batch)
     frozen = with_frozen_logprobs(run.plan, policy, rollouts.trained_on, samples, attempt.batch)
     attempt.canary, attempt.effects = frozen.canary, TokenEffects(samples, frozen.batch)
-    attempt.batch = objective.prepare(frozen.batch)  # advantages, denominators and weights of the whole step
+    batch = frozen.batch if run.critic is None else frozen.batch.replace(values=run.critic.values(samples))
+    attempt.batch = objective.prepare(batch)  # advantages, denominators and weights of the whole step
     check_advantages(attempt.batch)
     if frozen.on_policy:
         # r is exactly 1: the objective takes the old log-probs from the update's own forward pass.
         attempt.batch = attempt.batch.replace(old_logprobs=None)
     for part in minibatches(samples, attempt.batch, objective, run.config.learner):
         with part.named():
+            if run.critic is not None:
+                attempt.critic_updates.append(run.critic.step(part.samples, part.batch))
+            if attempt.step <= run.config.critic.warmup_steps:
+                continue  # the critic learns alone
             gradient = policy.accumulate(part.samples, part.batch)
             attempt.updates.append(policy.apply(gradient))
         attempt.effects.add(gradient, part.positions)

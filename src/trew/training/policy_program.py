@@ -14,6 +14,7 @@ from ..diagnostics.health import Health
 from ..diagnostics.monitors import Monitors
 from ..eval import EvalResult, evaluate
 from ..learner import Learner
+from ..learner.critic import Critic, without_critic
 from ..models import loading
 from ..models.backend import Backend
 from ..models.lora import Adapters
@@ -52,6 +53,7 @@ class PolicyProgram(Program):
     trackers: Trackers
     memory: MemoryRecord
     adapters: Adapters | None = None
+    critic: Critic | None = None
     weights: WeightSync = field(default_factory=InPlace)
     backend: Backend | None = None
     state: PolicyState = field(default_factory=PolicyState)
@@ -122,12 +124,15 @@ class PolicyProgram(Program):
 
     def snapshot(self) -> Snapshot:
         tensors, counters = self.policy.state()
+        if self.critic is not None:
+            own, counted = self.critic.state()
+            tensors, counters = tensors | own, counters | counted
         if self.adapters is None:
             return Snapshot(tensors, counters, functools.partial(loading.save_config, self.model))
         return Snapshot(for_files(tensors), counters, self.adapters.save_config)
 
     def load(self, tensors: Mapping[str, Tensor | Rows], counters: Mapping[str, Any]) -> None:
-        self.policy.load_state(from_files(tensors), counters)
+        load(self.policy, self.critic, tensors, counters)
 
     def restored(self) -> None:
         """Replays the rows so far through the health rules where the rules' settings have changed: their stored state
@@ -139,6 +144,17 @@ class PolicyProgram(Program):
             if row["step"] <= self.state.step:
                 fresh.observe(row)
         self.health.load_state(fresh.state())
+
+
+def load(
+    policy: Learner, critic: Critic | None, tensors: Mapping[str, Tensor | Rows], counters: Mapping[str, Any]
+) -> None:
+    """Restores a checkpoint's tensors and counters. Raises CheckpointError where they belong to other models."""
+    # The critic first: if it is refused, the policy is as it was.
+    if critic is not None:
+        critic.load_state(tensors, counters)
+        tensors = without_critic(tensors)
+    policy.load_state(from_files(tensors), counters)
 
 
 def for_files(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

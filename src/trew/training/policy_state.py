@@ -30,6 +30,7 @@ class LearnerCounters:
     optimizer: str
     base: str
     entropy_coefficient: float
+    critic_steps: Count = 0
 
 
 @dataclass(frozen=True, slots=True)

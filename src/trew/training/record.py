@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..objective import Objective, step_metrics
+from ..objective.value import explained_variance
 from ..runs.rollouts import Advantages
 from ..types import Rollout, ScoredGroup, reduce_metrics
 from . import guards
@@ -41,13 +42,16 @@ def _learned(attempt: Attempt, version: int) -> dict[str, Any]:
         "fresh_share": fresh_share(rollouts.trained_on, attempt.version),
     }
     # (sum, count) pairs over all updates, divided once here: a mean of means would weigh small minibatches too much.
-    sums = reduce_metrics([step_metrics(batch), *(update.metrics for update in updates)])
+    every = [*updates, *attempt.critic_updates]
+    sums = reduce_metrics([step_metrics(batch), *(update.metrics for update in every)])
     row |= {name: value / count for name, (value, count) in sums.items() if count}
     row |= {
         "loss": sum(update.loss for update in updates) / max(len(updates), 1),
         "grad_norm": sum(update.grad_norm for update in updates) / max(len(updates), 1),
         "policy_version": version,
     }
+    if batch.values is not None and batch.returns is not None:
+        row["explained_variance"] = explained_variance(batch.values, returns=batch.returns, mask=batch.mask)
     if rollouts.baselines is not None:
         row |= _baseline_row(rollouts.baselines)
     # Without a reference model, "kl" is the distance that the updates moved, or the one between learner and sampler.

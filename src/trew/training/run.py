@@ -20,8 +20,8 @@ from .summary import export, summarize
 
 
 class TrainingRun:
-    """The interface of the loop: the parts of the algorithm (``config``, ``objective``, ``policy``, ``engine``,
-    ``rollouts`` and ``weights``), and everything around it.
+    """The interface of the loop: the parts of the algorithm (``config``, ``objective``, ``policy``, ``critic``,
+    ``engine``, ``rollouts`` and ``weights``), and everything around it.
 
     The loop iterates over ``steps``, opens an ``attempt`` for each, passes it to ``record``, and calls ``finish``. It
     runs inside ``with run:``, which shows the progress bar and saves the evidence of a failed reward.
@@ -30,6 +30,7 @@ class TrainingRun:
     def __init__(self, program: PolicyProgram) -> None:
         self.plan, self.config, self.objective = program.plan, program.config, program.plan.objective
         self.policy, self.engine = program.policy, program.engine
+        self.critic = program.critic
         self.rollouts, self.weights = program.source, program.weights
         self._program = program
         self._open = contextlib.ExitStack()
