@@ -78,7 +78,7 @@ def test_killed_and_continued_it_gives_the_same_results(server, place, undisturb
     study = begun(server, place, "--jobs", "2")
     family = study.family()
     study.kill(signal.SIGKILL)
-    wait_for(lambda: gone(family), study.text)  # no run goes on without the study
+    wait_for(lambda: gone(family), study.text)
     assert 1 <= ended(out) < 8
     assert "seeds: 0 of 2 complete" in server.run("study", "study.toml", "--out", "killed", "--status", cwd=place)
     study = begun(server, place)
@@ -86,6 +86,18 @@ def test_killed_and_continued_it_gives_the_same_results(server, place, undisturb
         os.kill(pid, signal.SIGKILL)  # one run alone: it is started again
     assert study.wait() == 0, study.text()
     assert results(out) == undisturbed
+
+
+def test_no_run_goes_on_without_its_study(server, place):
+    """The runs have more steps than a test would wait for: they end because the study was killed."""
+    text = (place / "study.toml").read_text()
+    (place / "long.toml").write_text(text.replace("set = {", "set = {steps = 1000000, ", 1))
+    study = server.start("study", "long.toml", "--out", "long", cwd=place)
+    wait_for(lambda: [*(place / "long").glob("runs/*/*/*/*/*/metrics.jsonl")] or study.ended(), study.text)
+    family = study.family()
+    assert len(family) >= 4, study.text()  # itself, the fork server, its tracker, a run
+    study.kill(signal.SIGKILL)
+    wait_for(lambda: gone(family), study.text)
 
 
 def begun(server, place, *options):

@@ -2,7 +2,7 @@
 
 Importing torch and transformers takes seconds, as long as a whole run of a small model. multiprocessing's fork server
 does it once: each child is a process by itself, which a crash or kill -9 of another one does not touch, and begins in
-milliseconds. Children die with the fork server, and that ends when the study does, however it does.
+milliseconds. Children end with the study, however that ends.
 """
 
 from __future__ import annotations

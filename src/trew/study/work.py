@@ -6,8 +6,11 @@ Nothing is returned through memory: a child writes a JSON file as its last act, 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,7 +18,6 @@ from typing import Any
 
 from ..config import load
 from ..errors import NumericsError, Problems, TrewError
-from ..rewards.isolation.lifelines import die_with_parent
 from ..runs.files import write_atomic
 from ..utils.secrets import redact
 from .settings import Warm
@@ -32,7 +34,7 @@ def child(log: Path, result: Path, work: Callable[..., dict[str, Any]], *argumen
     # A group of its own: signals of a terminal reach the study, which passes them on. Not a session of its own: Linux
     # shares out processors between sessions, and a study under nice would take as much as any other.
     os.setpgid(0, 0)
-    die_with_parent()
+    threading.Thread(target=_end_with_study, daemon=True, name="trew-study").start()
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     for stream in (1, 2):
         os.dup2(out, stream)
@@ -45,6 +47,14 @@ def child(log: Path, result: Path, work: Callable[..., dict[str, Any]], *argumen
     found |= {"seconds": round(time.monotonic() - started, 2), "load": round(os.getloadavg()[0], 2)}
     found["cpu_seconds"] = round(time.process_time(), 2)
     write_atomic(result, lambda file: file.write(json.dumps(found).encode()))
+
+
+def _end_with_study() -> None:
+    """Ends this process as soon as the study has ended, however it did. The fork server is no help there: it lives as
+    long as any process that it made."""
+    if study := multiprocessing.parent_process():
+        study.join()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def train(recipe: Path, overrides: Sequence[str], out: str) -> dict[str, Any]:
