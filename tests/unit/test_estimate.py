@@ -16,7 +16,7 @@ import tiers
 import tiny
 from trew import estimate
 from trew.cli.main import main
-from trew.config import Config, LearnerConfig, LoraConfig, RolloutConfig
+from trew.config import Config, LearnerConfig, LoraConfig, RolloutConfig, TeacherConfig
 from trew.estimate import advice, passes
 from trew.estimate import run as estimating
 from trew.estimate.memory import optimizer, weights
@@ -183,6 +183,18 @@ def test_the_proof_makes_the_logits_of_one_sample_at_a_time(tmp_path, monkeypatc
     help.learner(net).logprobs(items)
     longest = max(len(sample.token_ids) for sample in items)
     assert 0 < max(seen) <= longest
+
+
+def test_a_teacher_counts_by_its_own_size(tmp_path):
+    student, larger = saved(tmp_path / "a"), saved(tmp_path / "b", num_hidden_layers=4)
+    alone = made(config(student))
+    for dtype, of_linear in (("float32", 4), ("bfloat16", 2)):
+        taught = made(dataclasses.replace(config(student), teacher=TeacherConfig(model=str(larger), dtype=dtype)))
+        s = sizes_of(dataclasses.replace(config(student), model=str(larger)))
+        extra = 4 * (s.weights - s.linear) + of_linear * s.linear
+        for phase in ("generating", "training"):
+            assert taught.memory.total(phase) - alone.memory.total(phase) == extra
+    assert taught.seconds["log-probs"] > alone.seconds.get("log-probs", 0.0)
 
 
 def test_phases_add_up_and_knobs_turn_the_right_way(tmp_path):

@@ -170,7 +170,8 @@ def _load(config: Config, s: Sizes, objective: Objective, fleet: Fleet, *, promp
 def rank_parts(s: Sizes, config: Config, load: Load, *, shards: int) -> dict[str, dict[str, int]]:
     """Bytes of one rank by phase:
 
-    always      4 N / S weights, 8 N_t / S moments, 4 N / S reference; none of the first two with ``offload = "all"``
+    always      4 N / S weights, 8 N_t / S moments, 4 N / S reference, 1 / S of a teacher; none of the first two with
+                ``offload = "all"``
     training    4 N_t / S gradients; gathered 4 N_o and two layers of b N_l / L, and the gradients of one, in float32
                 too where they are summed; of the whole head 4 V H; activations of one micro-batch, and the head's work
     generating  embedded engine only: gathered 4 N_o + b N_l; cache and work of the model's own forward
@@ -185,6 +186,7 @@ def rank_parts(s: Sizes, config: Config, load: Load, *, shards: int) -> dict[str
         "weights": 0 if aside else _part(whole, shards),
         "optimizer": 0 if aside or offload == "optimizer" else _part(_moments(s, config), shards),
         "reference": 0 if aside else _part(max(kept, read), shards),
+        "teacher": 0 if aside else _part(load.teacher, shards),
     }
     layer = b * s.linear // s.layers
     summed = (4 if b == 4 else 4 + b) * s.linear // s.layers  # gradients, and a copy of another type
@@ -298,6 +300,7 @@ def _node(s: Sizes, config: Config, load: Load, node: int, fleet: Fleet) -> Devi
     if offload == "all" or away:
         kept["weights"] = _part(whole, shards) * on_node
         kept["reference"] = _part(max(reference(s, config, load)), shards) * on_node
+        kept["teacher"] = _part(load.teacher, shards) * on_node
     if offload == "all":
         kept["gradients"] = _part(4 * s.trained, shards) * on_node
     tenants = [Tenant("ranks", {"always": kept})]

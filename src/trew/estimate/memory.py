@@ -4,7 +4,8 @@ Letters: N weights, of them N_l in linear layers and N_t trained; V vocabulary, 
 A = heads x head size, K = key-value heads x head size; T tokens of a micro-batch, R of them read by the head,
 S rows decoded at once, P longest prompt, C longest completion; b bytes of a number in products, 4 or 2.
 
-Always kept: weights, optimizer state, and usually the reference. In addition, one phase at a time:
+Always kept: weights, optimizer state, usually the reference, and a teacher (4 bytes a weight, 2 in bfloat16). In
+addition, one phase at a time:
 
 loading     the file's pages, where its numbers are converted (float32 is used as it is, page by page)
 generating  weights laid out for products, cache of keys and values, the work of one step
@@ -69,6 +70,7 @@ class Load:
     packed: bool  # products by the compiled kernels
     reference: bool
     rounded: bool  # the reference keeps its linear layers in bfloat16
+    teacher: int = 0  # bytes of a teacher's weights
     heap: bool  # memory comes from the C library and not from a GPU
     native_decode: bool
     body: Pass | None = None
@@ -274,7 +276,7 @@ def memory(s: Sizes, config: Config, load: Load) -> Memory:
         "process": load.process,
         "weights": weights(s, config),
         "optimizer": optimizer(s, config),
-    }
+    } | ({"teacher": load.teacher} if load.teacher else {})
     # The optimizer reuses the memory that activations held, unless those lay in a separate arena.
     apart = load.heap and load.body is None and update(s, config) > 0
     made: dict[str, int] = {"laid out": 0, "step": 0, "cache": 0}

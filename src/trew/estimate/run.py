@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from ..config import Config
-from ..learner.reference import in_bfloat16
+from ..learner.reference import in_bfloat16, teacher_in_bfloat16
 from ..models import backends, loading
 from ..models.files import stored_types
 from ..models.lora import import_libraries
@@ -16,7 +16,7 @@ from ..rollout.torch_engine.plain import PREFILL_TOKENS
 from ..utils.memory import free_bytes, used_bytes
 from . import passes, times
 from .memory import Load, Memory, memory
-from .sizes import Sizes, copy_of, sizes_of
+from .sizes import Sizes, copy_of, sizes_of, sizes_of_teacher
 
 LIBRARIES = 64 << 20
 """Bytes that a run's process holds beyond this one's: rollouts, reports, library buffers."""
@@ -72,9 +72,10 @@ def estimate(
     load = load_of(config, sizes, objective, machine, prompt=prompt)
     if rates is None:
         rates = times.rates(sizes, config, rows=load.rows, tokens=load.tokens, device=machine.device)
-    # The policy's own log-probs need an extra pass only where it moves within a step; otherwise the training pass has
-    # them.
-    passes_without = int("ref_logprobs" in objective.needs) + (config.optimizer_steps > config.steps)
+    # The policy's own log-probs need an extra pass only where it moves within a step, or where a teacher is compared
+    # with it; otherwise the training pass has them.
+    own = config.optimizer_steps > config.steps or objective.distillation > 0
+    passes_without = int("ref_logprobs" in objective.needs) + own + teacher_passes(config, sizes)
     work = times.operations(sizes, config, load, log_prob_passes=passes_without)
     return Estimate(
         config, machine, objective, prompt, sizes, load, memory(sizes, config, load), rates,
@@ -110,6 +111,7 @@ def load_of(config: Config, s: Sizes, objective: Objective, machine: Machine, *,
         packed=plan is not None and plan.product(depth=s.hidden, rows=rows, dtype=low or torch.float32) is not None,
         reference="ref_logprobs" in objective.needs,
         rounded=in_bfloat16(config, stored=types, backend=backends.of(config, machine.device)),
+        teacher=teacher_bytes(config, machine.device),
         heap=machine.device == "cpu",
         native_decode=native,
         body=None if way.layers else passes.training(config, s, prompt=prompt, device=machine.device),
@@ -131,6 +133,23 @@ def load_of(config: Config, s: Sizes, objective: Objective, machine: Machine, *,
         types=types,
         process=machine.process,
     )
+
+
+def teacher_passes(config: Config, s: Sizes) -> float:
+    """A teacher's pass over the tokens of a step, in passes of the policy of sizes ``s``; 0 without one."""
+    taught = sizes_of_teacher(config)
+    return 0.0 if taught is None else (taught.linear + taught.head) / (s.linear + s.head)
+
+
+def teacher_bytes(config: Config, device: str) -> int:
+    """4 N of the teacher; where its linear layers are in bfloat16, 4 (N - N_l) + 2 N_l. Pages of a file that are only
+    there while they are read count as well: a teacher may be the largest part."""
+    s = sizes_of_teacher(config)
+    if s is None:
+        return 0
+    stored = stored_types(loading.folder(config.teacher.model))
+    low = teacher_in_bfloat16(config, stored=stored, backend=backends.of(config, device))
+    return 4 * s.weights - (2 * s.linear if low else 0)
 
 
 def stored_bytes(config: Config) -> int:

@@ -44,6 +44,11 @@ def sizes_of(config: Config) -> Sizes:
     return _sizes(config.model, config.lora)
 
 
+def sizes_of_teacher(config: Config) -> Sizes | None:
+    """Counts the teacher that is loaded beside the policy; None without one."""
+    return _sizes(config.teacher.model, LoraConfig()) if config.teacher.model else None
+
+
 @functools.lru_cache(maxsize=8)
 def _sizes(name: str, lora: LoraConfig) -> Sizes:
     model: Any = loading.skeleton(loading.load_config(name))

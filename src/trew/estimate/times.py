@@ -67,14 +67,15 @@ def _rate(rows: int, s: Sizes, *, dtype: torch.dtype, device: str, plan: Plannin
     return 2 * rows * numbers * count / best
 
 
-def operations(s: Sizes, config: Config, load: Load, *, log_prob_passes: int) -> dict[str, float]:
+def operations(s: Sizes, config: Config, load: Load, *, log_prob_passes: float) -> dict[str, float]:
     """Counts floating-point operations of one step by phase, with A = heads x head size and t prompts of G completions:
 
     prefill    t (2 N_l P + 2 L A P^2)
     decoding   t G C (2 N_l + 2 V H + 4 L A (P + C / 2))
     one pass   2 N_l fed + 4 L A fed (P + C) / 2 + 2 V H read
     training   3 passes (2 where the weights are frozen), 1 more with gradient checkpointing, for each inner update
-    log-probs  1 pass each: of the reference, and of the policy where it moves between two updates
+    log-probs  1 pass each: of the reference, of a teacher (by its size), and of the policy where it moves between two
+               updates or a teacher is compared with it
     """
     rollout, learner = config.rollout, config.learner
     groups, size, prompt, completion = rollout.prompts, rollout.completions, load.prompt, load.completion
