@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from ..rollouts import schema
 from . import safe_files
@@ -116,5 +116,5 @@ def push(advantage: float | None, weight: float | None, coefficient: float | Non
     return f"{way} {way}{max(1, math.ceil(_SHADES * abs(coefficient) / largest))}"
 
 
-def _known(value: Any) -> bool:
+def _known(value: Any) -> TypeGuard[float]:
     return value is not None and math.isfinite(value)
