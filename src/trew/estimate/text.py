@@ -57,11 +57,16 @@ def summary(e: Estimate) -> list[str]:
     have += {True: "fits", False: "DOES NOT FIT", None: ""}[e.fits]
     step = sum(e.seconds.values())
     parts = ", ".join(f"{phase} {value:.2g}" for phase, value in e.seconds.items())
+    about, bound = "very roughly", ""
+    if e.config.plays:
+        # Nothing is known of what the environment will say, and built-in ones say a fifth of what they may, or less.
+        about = "at most"
+        bound = f", and with {e.config.environment.observation_tokens} tokens in every observation"
     return [
         f"memory   peak about {_mib(e.memory.peak)} MiB while {e.memory.peak_phase}; {have}",
-        f"time     very roughly {step:.2g} s a step ({parts}), {_duration(step * e.config.steps)} for "
+        f"time     {about} {step:.2g} s a step ({parts}), {_duration(step * e.config.steps)} for "
         f"{e.config.steps}; without rewards and evaluations, from products of {e.rates.many / 1e9:.0f} GFLOP/s, "
-        f"{e.rates.few / 1e9:.0f} at {e.load.rows} rows",
+        f"{e.rates.few / 1e9:.0f} at {e.load.rows} rows{bound}",
     ]
 
 
