@@ -50,7 +50,7 @@ function All({ processes, prompt }: { processes: readonly Process[]; prompt: Num
   return (
     <>
       <p class="muted">
-        Bars: planned, for prompts{prompt ? ` of ${prompt} tokens` : ""} and completions as long as they may be. Dark
+        Bars: planned, for prompts{prompt ? ` of ${prompt} tokens` : ""} and completions as long as they may be. Upright
         lines: the most that was measured.
       </p>
       {groups(processes).map(([name, process]) => (
