@@ -327,6 +327,8 @@ def test_every_recipe_passes_its_dry_run(recipe, stand_in, tmp_path, monkeypatch
         settings = [settings[0], *(f"data.{i}.max_prompt_tokens=2000" for i in range(2))]
     if recipe.stem.startswith("gsm8k"):
         settings += [f"data.train={stand_in / 'gsm8k'}"]
+    if recipe.stem == "gsm8k-distill":
+        settings += [f"teacher.model={stand_in / 'model'}"]
     if recipe.stem == "math":
         settings += [f"data.train={stand_in / 'math.jsonl'}", f"data.eval={stand_in / 'math500.jsonl'}"]
     if recipe.stem in ("mbpp", "humaneval"):
