@@ -31,7 +31,7 @@ PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "recipes/README.md")),
 ]
-RECIPES = ("train", "plan", "demo")
+RECIPES = ("train", "sft", "plan", "demo")
 """Commands whose --set changes a recipe of a training."""
 
 

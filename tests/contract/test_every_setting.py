@@ -187,6 +187,11 @@ CASES: dict[str, Case] = {
 ELSEWHERE = {
     "curriculum.floor": "tests/unit/test_drawing.py",
     "curriculum.decay": "tests/unit/test_drawing.py",
+    "sft.epochs": "tests/integration/test_sft_runs.py",
+    "sft.batch": "tests/integration/test_sft_runs.py",
+    "sft.loss_on": "tests/unit/test_demonstrations.py",
+    "sft.max_tokens": "tests/unit/test_demonstrations.py",
+    "sft.overlong": "tests/unit/test_demonstrations.py",
     "learner.bad_steps": "tests/fault/test_numbers.py",
     "track.max_failed": "tests/fault/test_processes.py",
     "rewards.timeout_s": "tests/unit/test_rewards_process.py",

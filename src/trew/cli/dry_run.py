@@ -106,12 +106,27 @@ def show(
             display.line(change)
     _heading(display, f"objective: {plan.objective.name}")
     display.line(f"{plan.objective.equation()}\n(trew explain {config.objective.preset} says more)")
-    _data(display, plan)
-    order = prompt_order(plan.config, plan.train)
-    for number, index in enumerate(order.take(0, min(SHOWN, len(plan.train))), 1):
-        _prompt(display, plan, number, plan.train[index])
-    _ends(display, plan)
+    if plan.demonstrations is not None:
+        _rows(display, plan)
+    else:
+        _data(display, plan)
+        order = prompt_order(plan.config, plan.train)
+        for number, index in enumerate(order.take(0, min(SHOWN, len(plan.train))), 1):
+            _prompt(display, plan, number, plan.train[index])
+        _ends(display, plan)
     _plan(display, plan)
+
+
+def _rows(display: Display, plan: Plan) -> None:
+    """Prints demonstrations, and which of their tokens are learned."""
+    from . import dry_rows
+
+    _heading(display, "data")
+    for line in dry_rows.data_lines(plan):
+        display.line(line)
+    for heading, lines in dry_rows.row_lines(plan):
+        _heading(display, heading)
+        display.line("\n".join(lines))
 
 
 def _heading(display: Display, text: str) -> None:
@@ -223,9 +238,12 @@ def _plan(display: Display, plan: Plan) -> None:
         display.line(f"memory and time are unknown until {c.model} is downloaded, which happens when a run starts")
     saves = f"every {c.checkpoint.every} steps" if c.checkpoint.every else "never"
     measured = f"before, after and every {c.eval.every} steps" if c.eval.every else "before and after"
+    step, rows = f"{c.rollout.prompts} prompts x {c.rollout.completions} completions", "prompts"
+    if c.demonstrates:
+        step, rows = f"{c.sft.batch} rows", "rows"
     display.line(
-        f"\n{c.steps} steps of {c.rollout.prompts} prompts x {c.rollout.completions} completions, {c.optimizer_steps} "
-        f"optimizer steps, on {plan.device}; evaluated {measured} on {len(plan.eval)} prompts; saved {saves}, to "
+        f"\n{c.steps} steps of {step}, {c.optimizer_steps} "
+        f"optimizer steps, on {plan.device}; evaluated {measured} on {len(plan.eval)} {rows}; saved {saves}, to "
         f"{c.out}. Nothing was trained or written."
     )
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from ..config import Config, RewardConfig, apply_overrides, limits, load, one_set, parse, validate
+from ..config import Config, RewardConfig, SftConfig, apply_overrides, limits, load, one_set, parse, validate
 from ..errors import ConfigError, Problems
 
 if TYPE_CHECKING:
@@ -84,7 +84,13 @@ def eval(
         rollout=dataclasses.replace(config.rollout, **_given(batch=batch)),
     )
     if task is not None and recipe is not None:  # the recipe may be a run's
-        config = dataclasses.replace(config, rewards=())  # the recipe's rewards do not fit another task
+        # The recipe's rewards do not fit another task, nor do its settings of demonstrations.
+        config = dataclasses.replace(config, rewards=(), sft=SftConfig())
+    if config.demonstrates:
+        raise ConfigError(
+            f"data.task: got {config.task!r}, whose rows have no rewards; name a task with rewards: --task gsm8k, or a "
+            "--recipe of trew train"
+        )
 
     from ..utils.console import Display
 

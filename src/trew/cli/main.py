@@ -21,6 +21,11 @@ COMMANDS: dict[str, tuple[str, str | tuple[str, ...], str]] = {
         "train",
         "train from a recipe; --set key=value changes it, --dry-run checks it, --resume continues",
     ),
+    "sft": (
+        "sft",
+        "sft",
+        "fine-tune on demonstrations, or on completions that a reward accepted; --dry-run",
+    ),
     "plan": ("plan", "plan", "the memory and time that a recipe needs, and what to change; --json for programs"),
     "eval": ("eval", "eval", "accuracy, pass@k and avg@k of a model with 95 % intervals"),
     "chat": ("chat", "chat", "talk with a model or a run; --before: beside the model before training"),

@@ -74,7 +74,7 @@ def _header(config: Config, data: RunData, step: int, *, name: str, license: str
         known["license"] = license
     made = ModelCardData(
         library_name="transformers", pipeline_tag="text-generation",
-        tags=["trew", "reinforcement-learning", config.objective.preset],
+        tags=["trew", "sft" if config.demonstrates else "reinforcement-learning", config.objective.preset],
         model_name=name, eval_results=results or None, **known,
     )  # fmt: skip
     return f"---\n{made.to_yaml()}\n---\n\n"
@@ -92,13 +92,14 @@ def _introduction(config: Config, license: str) -> str:
         "**Licence unknown: check** that of the model it was trained from before you pass this one on."
     )  # fmt: skip
     how = "LoRA adapters, merged here and alone in `adapter/`" if config.lora.rank else "all weights"
-    return (
-        f"Trained from {code(_short(config.model))} by reinforcement learning from verifiable rewards with trew "
-        f"({how}). {known}"
-    )
+    by = "supervised fine-tuning" if config.demonstrates else "reinforcement learning from verifiable rewards"
+    return f"Trained from {code(_short(config.model))} by {by} with trew ({how}). {known}"
 
 
 def _results(data: RunData, config: Config, step: int) -> Iterator[str]:
+    if config.demonstrates:
+        yield from _losses(data, config, step)
+        return
     rows = [("before training", _figures(data, 0)), (f"this model (step {step})", _figures(data, step))]
     table = ["| | accuracy | 95 % interval | prompts |", "|---|---|---|---|"]
     for what, found in rows:
@@ -114,6 +115,21 @@ def _results(data: RunData, config: Config, step: int) -> Iterator[str]:
         f"On held-out prompts of {code(_source(config))}, {e.samples} completion{'s' * (e.samples > 1)} each, "
         f"{how}. One run with one seed: the intervals are of the prompts, and other seeds end elsewhere."
     )
+
+
+def _losses(data: RunData, config: Config, step: int) -> Iterator[str]:
+    """The held-out loss of a training on demonstrations."""
+    table = ["| | loss | 95 % interval | rows |", "|---|---|---|---|"]
+    for what, at in (("before training", 0), (f"this model (step {step})", step)):
+        row = next((r for r in reversed(data.rows) if r["step"] == at and "eval_loss" in r), None)
+        values = [] if row is None else [row.get(f"eval_{k}") for k in ("loss", "loss_low", "loss_high", "n")]
+        if not values or not all(isinstance(v, int | float) for v in values):
+            table.append(f"| {what} | not measured | – | – |")
+        else:
+            loss, low, high, rows = values
+            table.append(f"| {what} | {loss:.4f} | {low:.4f} to {high:.4f} | {rows} |")
+    yield "\n".join(table)
+    yield f"Mean over the answers' tokens, in nats, on held-out rows of {code(_source(config))}."
 
 
 def _figures(data: RunData, step: int) -> dict[str, Any] | None:
@@ -140,12 +156,17 @@ def _training(config: Config, data: RunData) -> Iterator[str]:
 
 def _settings(c: Config) -> dict[str, str]:
     rewards = ", ".join(code(_short(r.name or r.model)) for r in c.rewards) or "those of the task"
+    step = (
+        f"{c.rollout.prompts} prompts x {c.rollout.completions} completions, at most {c.rollout.max_tokens} tokens, "
+        f"temperature {c.rollout.temperature:g}"
+    )
+    if c.demonstrates:
+        rewards, step = "none", f"{c.sft.batch} rows of at most {c.sft.max_tokens} tokens"
     return {
         "task": code(_short(c.environment.name or c.task)),
         "prompts": code(_source(c)),
         "rewards": rewards,
-        "a step": f"{c.rollout.prompts} prompts x {c.rollout.completions} completions, at most "
-        f"{c.rollout.max_tokens} tokens, temperature {c.rollout.temperature:g}",
+        "a step": step,
         "learning rate": f"{c.learner.lr:g}, {c.learner.schedule}; {c.steps} steps planned",
         "adapters": f"rank {c.lora.rank}, alpha {c.lora.alpha:g}" if c.lora.rank else "none",
         "seed": str(c.seed),
@@ -183,7 +204,8 @@ def _reproduced(config: Config, step: int) -> Iterator[str]:
 
     yield f"trew {__version__}; the recipe, with every setting that is not a default:"
     yield fenced(dump_table(_shared(changed(config))), "toml")
-    yield f"    trew train recipe.toml --out RUN\n    trew export model RUN --step {step} --out FOLDER"
+    train = "sft" if config.demonstrates else "train"
+    yield f"    trew {train} recipe.toml --out RUN\n    trew export model RUN --step {step} --out FOLDER"
     if any(".py:" in r.name for r in config.rewards) or ".py:" in config.environment.name:
         yield "The recipe names functions in files of the author's, which are not part of this folder."
 

@@ -5,6 +5,7 @@ from . import limits
 from .recipe import apply_overrides, build, dumps, load, parse, read_table, to_table
 from .rules import validate
 from .schema import (
+    DEMONSTRATED,
     FUNCTION_SECONDS,
     Base,
     Calls,
@@ -22,6 +23,7 @@ from .schema import (
     LearnerConfig,
     Linear,
     LoraConfig,
+    LossOn,
     ObjectiveConfig,
     OnFailure,
     Optimizer,
@@ -30,6 +32,7 @@ from .schema import (
     RolloutConfig,
     Schedule,
     SetConfig,
+    SftConfig,
     StopConfig,
     TeacherConfig,
     TeacherDtype,
@@ -46,6 +49,7 @@ __all__ = [
     "Config",
     "CriticConfig",
     "CurriculumConfig",
+    "DEMONSTRATED",
     "DataConfig",
     "Dtype",
     "EnvironmentConfig",
@@ -56,6 +60,7 @@ __all__ = [
     "LearnerConfig",
     "Linear",
     "LoraConfig",
+    "LossOn",
     "ObjectiveConfig",
     "OnFailure",
     "Optimizer",
@@ -64,6 +69,7 @@ __all__ = [
     "RolloutConfig",
     "Schedule",
     "SetConfig",
+    "SftConfig",
     "StopConfig",
     "TeacherConfig",
     "TeacherDtype",

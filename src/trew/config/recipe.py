@@ -18,7 +18,7 @@ from ..errors import ConfigError, nearest
 from ..utils.toml import dump_table
 from . import limits
 from .rules import validate
-from .schema import Config
+from .schema import Config, ObjectiveConfig
 
 T = typing.TypeVar("T")
 
@@ -110,9 +110,11 @@ def parse(table: Mapping[str, Any], *, base: Path | None = None) -> Config:
     table = dict(table)
     if isinstance(objective := table.get("objective"), Mapping):
         table["objective"] = {
-            "preset": objective.get("preset", "grpo"),
+            "preset": objective.get("preset", _usual_preset(table)),
             "args": {k: v for k, v in objective.items() if k != "preset"},
         }
+    if "objective" not in table:
+        table["objective"] = {"preset": _usual_preset(table)}
     config = _build(Config, table, "", problems)
     config = _anchored(config, base)
     # Keys that could not be read have their defaults here, so that validation still finds every other problem.
@@ -120,6 +122,14 @@ def parse(table: Mapping[str, Any], *, base: Path | None = None) -> Config:
     if problems:
         raise ConfigError(problems, config=config)
     return config
+
+
+def _usual_preset(table: Mapping[str, Any]) -> str:
+    """The objective of a recipe that names none: by what its data are."""
+    data = table.get("data")
+    sets = data if isinstance(data, list | tuple) else [data]
+    tasks = {one.get("task") for one in sets if isinstance(one, Mapping)}
+    return "sft" if "demonstrations" in tasks else "rft" if "rollouts" in tasks else ObjectiveConfig().preset
 
 
 def _anchored(config: Config, base: Path | None) -> Config:

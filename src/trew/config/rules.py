@@ -15,19 +15,22 @@ from ..errors import nearest
 from ..utils.toml import toml_value
 from . import cluster, limits
 from .schema import (
+    DEMONSTRATED,
     ClusterConfig,
     Config,
     CurriculumConfig,
+    DataConfig,
     EnvironmentConfig,
     LoraConfig,
     RewardConfig,
     SetConfig,
+    SftConfig,
 )
 
 AT_LEAST_ONE = (
     "rollout.prompts", "rollout.completions", "rollout.max_tokens", "rollout.batch", "learner.inner_updates",
     "learner.microbatch_tokens", "eval.size", "eval.samples", "steps", "checkpoint.keep",
-    "learner.bad_steps", "environment.episodes", "environment.turns",
+    "learner.bad_steps", "sft.batch", "sft.max_tokens", "environment.episodes", "environment.turns",
 )  # fmt: skip
 AT_LEAST_ZERO = (
     "rollout.top_k", "rollout.refills", "rollout.stale_steps", "learner.minibatch_prompts", "learner.warmup_steps",
@@ -52,6 +55,7 @@ def validate(config: Config) -> list[str]:
         _curriculum,
         _environment,
         _rollout,
+        _sft,
         _learner,
         _reference,
         _minibatches,
@@ -196,6 +200,51 @@ def _rollout(c: Config) -> Iterator[str]:
         )
 
 
+def _sft(c: Config) -> Iterator[str]:
+    """Settings that do not belong together: those of demonstrations, and those of sampling."""
+    yield from _need(c, 0 <= c.sft.epochs < math.inf, "sft.epochs", "0 (steps counts) or more")
+    if not c.demonstrates:
+        if c.sft != SftConfig():
+            changed = next(f.name for f in dataclasses.fields(SftConfig) if _differs(c.sft, SftConfig(), f.name))
+            yield (
+                f"sft.{changed}: got {_value(c, f'sft.{changed}')!r}, but [sft] is for demonstrations, and data.task "
+                f"is {c.task!r}; set data.task = 'demonstrations' (trew sft), or remove the table"
+            )
+        return
+    if odd := [one.task for one in c.sets if one.task not in DEMONSTRATED]:
+        yield f"data.task: got {odd[0]!r} beside demonstrations, accepts {' or '.join(DEMONSTRATED)} for every set"
+    if c.rewards:
+        yield f"rewards: got {len(c.rewards)}, but demonstrations are not scored; remove them"
+    for section, used in _USED.items():
+        given, usual = getattr(c, section), type(getattr(c, section))()
+        names = [f.name for f in dataclasses.fields(usual) if f.name not in used]
+        for name in (name for name in names if _differs(given, usual, name)):
+            yield (
+                f"{section}.{name}: got {getattr(given, name)!r}, but demonstrations leave nothing to sample, so that "
+                "it has no effect; remove it"
+            )
+    for i, one in enumerate(c.sets):
+        for name in ("max_prompt_tokens", "overlong", "prompt_column"):
+            if _differs(one, DataConfig(), name):
+                where = f"data[{i}]" if isinstance(c.data, tuple) else "data"
+                yield (
+                    f"{where}.{name}: got {getattr(one, name)!r}, which demonstrations do not read; sft.max_tokens and "
+                    "sft.overlong limit whole rows"
+                )
+
+
+_USED = {
+    "curriculum": (), "environment": (), "rollout": (), "eval": ("every", "size"),
+    "cluster": ("launcher", "learner", "shard", "offload", "restarts", "resources_timeout_s", "hang_s"),
+    "track": ("to",),
+}  # fmt: skip
+"""Sections that are mostly about sampling, and the settings in them that demonstrations use."""
+
+
+def _differs(one: Any, other: Any, name: str) -> bool:
+    return getattr(one, name) != getattr(other, name)
+
+
 def _learner(c: Config) -> Iterator[str]:
     learner, below_one = c.learner, "a number from 0 up to, not including, 1"
     yield from _need(c, 0 < learner.lr < 1, "learner.lr", "a number above 0 and below 1")
@@ -227,7 +276,7 @@ def _reference(c: Config) -> Iterator[str]:
 
 
 def _minibatches(c: Config) -> Iterator[str]:
-    minibatch, prompts = c.learner.minibatch_prompts, c.rollout.prompts
+    minibatch, prompts = c.learner.minibatch_prompts, c.step_prompts
     if minibatch > prompts:
         yield (
             f"learner.minibatch_prompts: got {minibatch}, which is more than rollout.prompts = {prompts}; accepts 0 "

@@ -26,14 +26,18 @@ Launcher = Literal["auto", "torchrun", "ray"]
 OnFailure = Literal["abort", "skip"]
 InFlight = Literal["keep", "finish"]
 ToolsFormat = Literal["auto", "plain"]
+LossOn = Literal["all", "last"]
 FUNCTION_SECONDS = 300.0
+DEMONSTRATED = ("demonstrations", "rollouts")
+"""Tasks whose rows say what to answer: there is nothing to sample, and rewards do not matter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataConfig:
     """Where prompts come from."""
 
-    # gsm8k, math, arithmetic, countdown, mbpp, humaneval, reasoning-gym:NAME, or prompts (rows with a prompt column)
+    # gsm8k, math, arithmetic, countdown, mbpp, humaneval, reasoning-gym:NAME, prompts (rows with a prompt column), or
+    # for trew sft demonstrations (rows with messages, or prompt and completion) or rollouts (of a run, or trew eval)
     task: str = "prompts"
     train: str = ""  # file, folder or hub id; empty for procedural tasks
     eval: str = "auto"  # likewise; auto = the test split next to train, or rows held out of train
@@ -123,6 +127,17 @@ class ObjectiveConfig:
 
     preset: str = "grpo"
     args: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SftConfig:
+    """Supervised fine-tuning, of recipes whose data are demonstrations."""
+
+    epochs: float = 1.0  # passes over the rows, instead of steps; 0 = steps counts
+    batch: int = 16  # rows per step
+    loss_on: LossOn = "all"  # which answers of a row are learned: all, or the last one
+    max_tokens: int = 1024  # the most tokens of a row, everything included
+    overlong: Overlong = "error"  # what to do with longer rows; truncate = cut their end off
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,6 +325,7 @@ class Config:
     environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    sft: SftConfig = field(default_factory=SftConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
     critic: CriticConfig = field(default_factory=CriticConfig)
@@ -347,8 +363,20 @@ class Config:
         return bool(self.teacher.model)
 
     @property
+    def demonstrates(self) -> bool:
+        """Whether the data say what to answer (trew sft), so that nothing is sampled."""
+        return any(one.task in DEMONSTRATED for one in self.sets)
+
+    @property
+    def step_prompts(self) -> int:
+        """The prompts of a step; of demonstrations, its rows."""
+        return self.sft.batch if self.demonstrates else self.rollout.prompts
+
+    @property
     def sampled_tokens(self) -> int:
-        """The most tokens that the policy samples in a rollout."""
+        """The most tokens that the policy samples in a rollout; of demonstrations, the most that a row has."""
+        if self.demonstrates:
+            return self.sft.max_tokens
         return self.rollout.max_tokens * (self.environment.turns if self.plays else 1)
 
     @property
@@ -364,7 +392,7 @@ class Config:
     @property
     def optimizer_steps(self) -> int:
         """Number of optimizer steps in the whole run: steps x minibatches x inner updates."""
-        per_pass = -(-self.rollout.prompts // (self.learner.minibatch_prompts or self.rollout.prompts or 1))
+        per_pass = -(-self.step_prompts // (self.learner.minibatch_prompts or self.step_prompts or 1))
         return self.steps * per_pass * self.learner.inner_updates
 
     @property

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from ..config import DataConfig, RewardConfig, SetConfig, build
+from ..config import DEMONSTRATED, DataConfig, RewardConfig, SetConfig, build
 from ..errors import ConfigError, DataError, Problems, nearest
 from ..types import Prompt
 from . import sources
@@ -63,7 +63,7 @@ def load_eval(config: DataConfig, *, size: int, seed: int) -> tuple[list[Prompt]
         split = sources.read_eval_split_of(source)
     # The same order of precedence as in training, so that both evaluate on the same prompts.
     if split is None:
-        whole = sources.read_train(source)
+        whole = task.read(source)
         parts = task.parts(whole)
         split = parts.get("test") or parts.get("validation")
         if split is None:
@@ -117,7 +117,7 @@ def load_prompts(config: DataConfig, *, split: str = "train", seed: int = 0) -> 
     if task.makes(config.train):
         return list(task.generate(eval_size=1, seed=seed)[0])
     source = task.source(config.train)
-    return _prompts(task, sources.read_train(source) if split == "train" else sources.read_eval(source), config)[0]
+    return _prompts(task, task.read(source) if split == "train" else sources.read_eval(source), config)[0]
 
 
 def make_task(config: DataConfig) -> Task:
@@ -143,8 +143,8 @@ def make_task(config: DataConfig) -> Task:
 def _source_problems(config: DataConfig, *, generates: bool) -> list[str]:
     """What is wrong with data.train, data.eval and data.prompt_column for this kind of task."""
     found = []
-    if config.task == "prompts" and not config.train:
-        found.append("data.train: is empty; task 'prompts' needs a file, a folder or a hub id (owner/name)")
+    if config.task in ("prompts", *DEMONSTRATED) and not config.train:
+        found.append(f"data.train: is empty; task {config.task!r} needs a file, a folder or a hub id (owner/name)")
     if config.task != "prompts" and config.prompt_column != "prompt":
         found.append(f"data.prompt_column: got {config.prompt_column!r}, but only task 'prompts' reads it")
     if config.task == "arithmetic" and config.train:
@@ -167,7 +167,7 @@ def _from_rows(
     parts: Mapping[str, Split] = {}
     split: Split | None = None
     with _collected(faults):
-        whole = sources.read_train(source)
+        whole = task.read(source)
         parts = task.parts(whole)
         train, skipped = _prompts(task, parts.get("train", whole), config)
     with _collected(faults):

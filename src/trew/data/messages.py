@@ -42,6 +42,20 @@ def parse_messages(value: Any, name: str) -> tuple[Message, ...]:
     return messages
 
 
+def parse_conversation(value: Any, name: str) -> tuple[Message, ...]:
+    """Checks a chat with answers: known roles, string contents, and a last turn that is the assistant's. Answers are
+    not empty."""
+    if not isinstance(value, (list, tuple)) or not value:
+        raise BadRow(f"column {name!r} must be a list of messages, got {show(value)}")
+    messages = tuple(_message(turn, f"{name}[{i}]") for i, turn in enumerate(value))
+    if messages[-1]["role"] != "assistant":
+        raise BadRow(f"column {name!r} ends with a {messages[-1]['role']} message; a demonstration ends with an answer")
+    for i, message in enumerate(messages):
+        if message["role"] == "assistant" and not message["content"].strip():
+            raise BadRow(f"{name}[{i}].content is empty; there is nothing to learn from an empty answer")
+    return messages
+
+
 def _message(turn: Any, where: str) -> Message:
     if not isinstance(turn, Mapping):
         raise BadRow(f"{where} must be a message with role and content, got {show(turn)}")

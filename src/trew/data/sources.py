@@ -26,6 +26,13 @@ def read_train(source: str) -> Split:
     return _read(source, ("train",))
 
 
+def read_rollouts(source: str) -> Split:
+    """Reads completions: a file of them, or all of a run's folder."""
+    folder = Path(source) / "rollouts"
+    files = sorted(folder.glob("[0-9]*.parquet")) if folder.is_dir() else []
+    return _files(source, files) if files else _read(source, ("train",))
+
+
 def read_eval(source: str) -> Split:
     """Reads the evaluation rows of a source: the file, or the test split, with validation as the fallback."""
     return _read(source, EVAL_SPLITS)

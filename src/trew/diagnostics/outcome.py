@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..utils.metric_rows import is_evaluation
 from .health import Row, finite
 
 
@@ -20,7 +21,7 @@ def outcome(rows: Sequence[Row], table: Mapping[str, Any]) -> list[str]:
     >>> print(outcome([row], {})[0][:95])
     Nothing was learned: the only step had no gradient, so the weights are as they were. All comple
     """
-    steps = [row for row in rows if "eval_accuracy" not in row]
+    steps = [row for row in rows if not is_evaluation(row)]
     if not steps or any(finite(row.get("grad_norm")) != 0 for row in steps if "grad_norm" in row):
         return []
     what = "the only step had no gradient" if len(steps) == 1 else f"none of the {len(steps)} steps had a gradient"

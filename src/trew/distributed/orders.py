@@ -21,8 +21,8 @@ Held = Callable[[], AbstractContextManager[None]]
 class Orders:
     """The line from rank 0 to the others. Rank 0 gives orders; the others take one after the other.
 
-    An order is a name with facts: start, step, generate, rollouts, numerics, save, load, publish, export, memory,
-    check, end. After "rollouts" all ranks compute the update together, without orders.
+    An order is a name with facts: start, step, generate, rollouts, measure, numerics, save, load, publish, export,
+    memory, check, end. After "rollouts" all ranks compute the update together, without orders.
     """
 
     def __init__(self, ranks: Ranks) -> None:

@@ -15,7 +15,7 @@ from ..objective import Objective
 from ..utils.memory import free_bytes, used_bytes
 from . import passes
 from .memory import Load, cache, decoding, head, laid_out, low_copies, memory, reference, weights
-from .run import LIBRARIES, Machine, load_of
+from .run import LIBRARIES, Machine, load_of, of_rows
 from .sizes import Sizes, sizes_of
 
 GIB = 2**30
@@ -95,6 +95,8 @@ class ClusterMap:
 
 def cluster_map(config: Config, *, objective: Objective, prompt: int, fleet: Fleet) -> ClusterMap:
     """Places ranks and servers as a run does, and adds up what each needs for prompts of ``prompt`` tokens."""
+    if config.demonstrates:
+        config, prompt = of_rows(config, prompt)
     cluster, s = config.cluster, sizes_of(config)
     if cluster.learner == 0:
         taken = 0 if cluster.colocate else _started(config) * cluster.server_gpus

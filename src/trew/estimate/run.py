@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from ..config import Config
+from ..config import Config, DataConfig, RolloutConfig, SftConfig
 from ..learner.reference import in_bfloat16, teacher_in_bfloat16
 from ..models import backends, loading
 from ..models.files import stored_types
@@ -64,10 +64,16 @@ def estimate(
     config: Config, *, machine: Machine, objective: Objective, prompt: int, rates: times.Rates | None = None
 ) -> Estimate:
     """Estimates the worst case: all prompts of ``prompt`` tokens, all completions as long as
-    they may be.
+    they may be; of demonstrations, all rows of ``prompt`` tokens.
 
     ``rates`` reuses another estimate's measurement on the same machine; without it, rates are measured.
     """
+    if config.demonstrates:
+        like, one = of_rows(config, prompt)
+        found = estimate(like, machine=machine, objective=objective, prompt=one, rates=rates)
+        parts = {phase: part for phase, part in found.memory.parts.items() if phase == "training"}
+        seconds = {phase: found.seconds[phase] for phase in ("log-probs", "training") if phase in found.seconds}
+        return replace(found, config=config, prompt=prompt, memory=replace(found.memory, parts=parts), seconds=seconds)
     sizes = sizes_of(config)
     load = load_of(config, sizes, objective, machine, prompt=prompt)
     if rates is None:
@@ -81,6 +87,12 @@ def estimate(
         config, machine, objective, prompt, sizes, load, memory(sizes, config, load), rates,
         times.seconds(work, rates, load),
     )  # fmt: skip
+
+
+def of_rows(config: Config, longest: int) -> tuple[Config, int]:
+    """A run that learns as much as demonstrations of ``longest`` tokens make, from prompts of one token; and that."""
+    rollout = RolloutConfig(prompts=config.sft.batch, completions=1, max_tokens=max(longest - 1, 1), batch=1)
+    return replace(config, data=DataConfig(), sft=SftConfig(), rollout=rollout), 1
 
 
 def load_of(config: Config, s: Sizes, objective: Objective, machine: Machine, *, prompt: int) -> Load:

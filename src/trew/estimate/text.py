@@ -29,6 +29,12 @@ def _about(e: Estimate) -> list[str]:
     if c.lora.rank:
         trained = f", and adapters of {_count(s.trained)}, which alone are trained"
     ours = {True: "trew's kernels", False: "the model's own forward"}
+    if c.demonstrates:
+        return [
+            f"model    {c.model}: {_count(s.weights)} weights{trained}; on {e.machine.device}",
+            f"step     {c.sft.batch} rows of up to {e.prompt} tokens; micro-batches of {e.load.tokens} tokens",
+            f"by       {ours[e.load.body is None]}",
+        ]
     return [
         f"model    {c.model}: {_count(s.weights)} weights{trained}; on {e.machine.device}",
         f"step     {c.rollout.prompts} prompts of up to {e.prompt} tokens x {c.rollout.completions} completions of up "
@@ -65,8 +71,8 @@ def summary(e: Estimate) -> list[str]:
     return [
         f"memory   peak about {_mib(e.memory.peak)} MiB while {e.memory.peak_phase}; {have}",
         f"time     {about} {step:.2g} s a step ({parts}), {_duration(step * e.config.steps)} for "
-        f"{e.config.steps}; without rewards and evaluations, from products of {e.rates.many / 1e9:.0f} GFLOP/s, "
-        f"{e.rates.few / 1e9:.0f} at {e.load.rows} rows{bound}",
+        f"{e.config.steps}; without rewards and evaluations, from products of {e.rates.many / 1e9:.0f} GFLOP/s"
+        + ("" if e.config.demonstrates else f", {e.rates.few / 1e9:.0f} at {e.load.rows} rows{bound}"),
     ]
 
 

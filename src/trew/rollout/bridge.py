@@ -59,11 +59,11 @@ class Bridges:
         special token than the policy did: the next turn would follow tokens that no template writes.
         """
         text = self._behind_reply(messages)
-        ids = self._between(text)
+        ids = self.between(text)
         if ended_by is None:
             return ids
         # Templates may write a line break before the end token, which this reply did without.
-        behind = self._between(text.lstrip())
+        behind = self.between(text.lstrip())
         if not behind or behind[0] not in self._ends:  # the template ends replies without an end token
             return ids
         return behind[1:] if behind[0] == ended_by else None
@@ -85,7 +85,7 @@ class Bridges:
         text = self.renderer.apply((*before, reply, *messages))
         return text[text.rindex(REPLY) + len(REPLY) :] if REPLY in text else text
 
-    def _between(self, text: str) -> list[int]:
+    def between(self, text: str) -> list[int]:
         """Tokenises what stands between two replies, as it is tokenised behind a reply: at the beginning of a text,
         some tokenizers add a space."""
         encoded = self.renderer.tokenizer(REPLY + text, add_special_tokens=False, return_offsets_mapping=True)

@@ -19,6 +19,7 @@ from typing import Any
 
 from ..errors import ConfigError, StorageError
 from ..types import ScoredGroup
+from ..utils.metric_rows import is_evaluation
 from ..utils.secrets import redact
 from .config_file import redact_config
 from .files import ASIDE, append_synced, make_private, storage, write_atomic
@@ -254,7 +255,7 @@ def _out_of_place(line: bytes, number: int, step: int, evaluated: bool) -> str:
         return f"dropped line {number}, which is not a metrics row"
     if row["step"] > step:
         return f"dropped a row of step {row['step']}, which is after step {step}"
-    if row["step"] == step and "eval_accuracy" in row and not evaluated:
+    if row["step"] == step and is_evaluation(row) and not evaluated:
         return f"dropped the evaluation after step {step}, which is repeated"
     return ""
 

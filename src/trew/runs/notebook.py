@@ -17,6 +17,7 @@ from typing import Any
 
 from ..types import ScoredGroup
 from ..utils.console import COLUMNS, Bar, Display, Silent, duration
+from ..utils.metric_rows import is_evaluation
 from ..utils.secrets import redact
 from .report.read import RunData, load_run
 from .report.svg import Series, line_chart, running_mean
@@ -210,7 +211,7 @@ class Notebook(Silent):
         return f'<img alt="reward and accuracy over the steps" src="data:image/svg+xml;base64,{svg}">'
 
     def _last_row(self) -> str:
-        rows = [row for row in self._rows if "eval_accuracy" not in row]
+        rows = [row for row in self._rows if not is_evaluation(row)]
         if not rows:
             return ""
         shown = [(head, form.format(v)) for k, (head, form) in COLUMNS.items() if (v := rows[-1].get(k)) is not None]

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..utils.metric_rows import is_evaluation
 from ..utils.shapes import Count
 from .rows import decode_row
 
@@ -123,7 +124,7 @@ def _rows_differ(lines: bytes, rows: RowsRecord, step: int) -> str:
     decoded = map(decode_row, lines.splitlines())
     found = [row for row in decoded if row is not None and row["step"] <= step]
     # A step has one training row and may have an evaluation row as well, which is no repetition.
-    each = Counter(row["step"] for row in found if "eval_accuracy" not in row)
+    each = Counter(row["step"] for row in found if not is_evaluation(row))
     text = f"metrics.jsonl: {len(found)} rows up to step {step}, {rows.count} when the checkpoint was saved"
     wrong = _missing_or_repeated(each, step)
     if not wrong and len(found) == rows.count:

@@ -17,6 +17,7 @@ import numpy as np
 from ..errors import ReplayError
 from ..rollout import StepRollouts
 from ..types import Group, Prompt, Rollout, Score, ScoredGroup, Span, Turn
+from ..utils.metric_rows import is_evaluation
 from .rollouts import EFFECTS, Sampler, schema
 from .rows import decode_row
 
@@ -38,7 +39,7 @@ class RecordedRollouts:
         self.folder = folder
         if not (folder / "rollouts").is_dir() or not any((folder / "rollouts").glob("*.parquet")):
             raise ReplayError(f"{folder}: has no rollouts/*.parquet; give the folder of a run of trew train")
-        self._rows = {row["step"]: row for row in _rows(folder / "metrics.jsonl") if "eval_accuracy" not in row}
+        self._rows = {row["step"]: row for row in _rows(folder / "metrics.jsonl") if not is_evaluation(row)}
 
     def path(self, step: int) -> Path:
         return self.folder / "rollouts" / f"{step:06d}.parquet"

@@ -26,8 +26,8 @@ def to_batch(plan: Plan, rollouts: StepRollouts) -> tuple[list[TrainingSample], 
     """Converts the rollouts to train on to samples for the policy and one packed batch for the objective.
 
     Tokens that the policy did not choose stay in the stream and are masked. ``logprobs`` is NaN until the policy
-    computes it, so that reading it too early shows. ``rollout_logprobs`` is None under top-p, top-k or min-p: the
-    sampler renormalised after the cut, so its log-probs are not comparable with the policy's.
+    computes it, so that reading it too early shows. ``rollout_logprobs`` is None of demonstrations, and under top-p,
+    top-k or min-p: the sampler renormalised after the cut, so its log-probs are not comparable with the policy's.
     """
     flat = [
         (g, rollout, score)
@@ -39,7 +39,7 @@ def to_batch(plan: Plan, rollouts: StepRollouts) -> tuple[list[TrainingSample], 
     lengths = torch.tensor([len(sample.token_ids) for sample in samples])
     rewards, weights = _rewards(plan, scores)
     # A temperature of 0 counts as cut, too: greedy decoding has no log-probs to compare.
-    cut = sampling(plan.config, 0, 0).truncates
+    cut = plan.config.demonstrates or sampling(plan.config, 0, 0).truncates
     return samples, TokenBatch(
         logprobs=torch.full((int(lengths.sum()),), float("nan")),
         mask=torch.from_numpy(np.concatenate([rollout.sampled for rollout in made])),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..config import Config, to_table
+from ..data import prompt_order
 from ..diagnostics.health import Facts, Health
 from ..diagnostics.monitors import Monitors
 from ..distributed import Ranks
@@ -29,6 +30,7 @@ from ..models.lora import Adapters
 from ..rollout import Engine, RolloutSource
 from ..rollout.asynchronous import AsyncRollouts
 from ..rollout.endings import facts_of
+from ..rollout.given import GivenRollouts
 from ..rollout.replay import ReplayRollouts
 from ..rollout.shared import SharedEngine
 from ..rollout.stale import StaleRollouts
@@ -46,7 +48,9 @@ from . import planning
 from .memory_record import MemoryRecord
 from .planning import Plan
 from .policy_program import PolicyProgram
+from .policy_state import PolicyState
 from .program import Timetable
+from .sft_program import SftProgram, SftState
 from .team import Team, Together
 
 if TYPE_CHECKING:
@@ -195,7 +199,8 @@ def build(
     made.learner.before_update, made.learner.tell = writer.release, display.line
     if made.critic is not None:
         made.critic.before_update = writer.release
-    program = PolicyProgram(
+    of_kind, state = (SftProgram, SftState()) if config.demonstrates else (PolicyProgram, PolicyState())
+    program = of_kind(
         plan=plan, model=made.model, engine=engine, policy=made.learner, adapters=made.adapters, rollouts=rollouts,
         critic=made.critic,
         source=_source(rollouts, engine, made, orders),
@@ -204,7 +209,7 @@ def build(
         timetable=Timetable(config.steps, config.eval.every, config.checkpoint.every, config.checkpoint.keep),
         fingerprint=plan.fingerprint, folder=folder, trackers=trackers, display=display,
         interrupts=interrupts, memory=memory, writer=writer, weights=weights, backend=made.backend,
-        team=Team(orders, sharded=sharded(config)), player=player,
+        team=Team(orders, sharded=sharded(config)), player=player, state=state,
     )  # fmt: skip
     rollouts.interruptible = lambda: interrupts.after_grace(program.saved())
     return program
@@ -256,9 +261,11 @@ def _asynchronous(
     return beside, PublishedAlone(weights, shared), rollouts
 
 
-def _rollouts(plan: Plan, engine: Engine, made: Parts) -> SyncRollouts | ReplayRollouts:
-    """What generates the rollouts, or reads those of an earlier run."""
+def _rollouts(plan: Plan, engine: Engine, made: Parts) -> SyncRollouts | ReplayRollouts | GivenRollouts:
+    """What generates the rollouts, or reads those of an earlier run, or demonstrations."""
     config, replay = plan.config, plan.replay
+    if plan.demonstrations is not None:
+        return GivenRollouts(plan.demonstrations, order=prompt_order(config, plan.train), config=config)
     if replay is not None:
         return ReplayRollouts(
             replay.recorded, follows=replay.follows, config=config, objective=plan.objective, correct=plan.correct,
@@ -268,7 +275,7 @@ def _rollouts(plan: Plan, engine: Engine, made: Parts) -> SyncRollouts | ReplayR
 
 
 def _source(
-    rollouts: SyncRollouts | ReplayRollouts, engine: Engine, made: Parts, orders: Orders | None
+    rollouts: SyncRollouts | ReplayRollouts | GivenRollouts, engine: Engine, made: Parts, orders: Orders | None
 ) -> RolloutSource:
     """The source of the loop's rollouts."""
     source: RolloutSource = rollouts

@@ -73,6 +73,30 @@ def problems(
     return found
 
 
+def demonstration_problems(objective: Objective, config: Config) -> list[str]:
+    """Says why demonstrations cannot train this objective; empty if they can."""
+    name = config.objective.preset
+    if not isinstance(objective.advantage, DEMONSTRATED):
+        fit = " or ".join(n for n in presets() if isinstance(preset(n).advantage, DEMONSTRATED))
+        return [
+            f"objective.preset: got {name!r}, which learns from what a policy samples; accepts {fit} for demonstrations"
+        ]
+    found = [
+        f"objective: {name} with {dict(config.objective.args)} needs {need}, which demonstrations do not have; change "
+        "these options"
+        for need in objective.needs
+        if need not in ("rewards", "truncated", "ref_logprobs")
+    ]
+    if objective.dynamic_sampling:
+        found.append("objective.dynamic_sampling: got true, but demonstrations are not sampled; remove it")
+    if config.learner.reference_every and "ref_logprobs" not in objective.needs:
+        found.append(
+            f"learner.reference_every: got {config.learner.reference_every}, but {name} has no reference (beta = "
+            f"{objective.beta:g}): set objective.beta above 0, or leave it out"
+        )
+    return found
+
+
 def _cut_distributions(objective: Objective, config: Config) -> list[str]:
     """Refuses top-p, top-k and min-p if the objective reads the sampler's log-probs."""
     if "rollout_logprobs" not in objective.needs:

@@ -29,6 +29,7 @@ from .attempt import Attempt
 from .build import parts
 from .memory_record import BETWEEN, EXPORTING, GENERATING, TRAINING
 from .policy_program import for_files, load
+from .sft_program import samples_of
 from .summary import help_to_gather
 from .team import Gathering
 from .turns import TurnsOfRank, TurnsOfSource
@@ -156,6 +157,9 @@ class FollowerRun:
         assert self.engine is not None
         generate_share(self.engine, self._ranks, order, self._parts.held)
 
+    def _measure(self, order: dict[str, Any]) -> None:
+        self.policy.logprobs(samples_of(order["rollouts"].trained_on))
+
     def _save(self, order: dict[str, Any]) -> None:
         tensors, _ = self.policy.state()
         if self._parts.adapters is not None:
@@ -179,5 +183,5 @@ class FollowerRun:
 
     _do = {  # noqa: RUF012
         "check": _check, "generate": _generate, "save": _save, "load": _load, "publish": _publish, "export": _export,
-        "memory": _memory,
+        "memory": _memory, "measure": _measure,
     }  # fmt: skip

@@ -71,6 +71,10 @@ def with_frozen_logprobs(
 ) -> Frozen:
     """The batch with ``old_logprobs``, ``ref_logprobs`` and ``teacher_logprobs``, if they are needed."""
     config, objective = plan.config, plan.objective
+    if config.demonstrates:  # nobody has sampled them, so there is no policy to measure a ratio against
+        if "ref_logprobs" in objective.needs:
+            batch = batch.replace(ref_logprobs=policy.logprobs(samples, reference=True))
+        return Frozen(batch, SamplerGap(torch.empty(0), cut=True), on_policy=True)
     stale = not all(_fresh(groups, policy.version))
     several = optimizer_steps(config, len(groups)) > 1
     # A KL penalty inside the reward is computed once, from the policy that sampled: it needs old_logprobs even for one

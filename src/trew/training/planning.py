@@ -26,10 +26,11 @@ from ..rewards import RewardSet
 from ..rewards.gold_checks import Bar
 from ..rewards.user.loading import is_file_spec
 from ..rollout.chat import Renderer
+from ..rollout.given import Demonstrations, encode
 from ..runs.rollouts import Sampler
 from ..types import Prompt
 from . import compatibility, episodes, replaying, teaching
-from .episodes import EpisodePlan
+from .episodes import TRIED, EpisodePlan
 from .replaying import Replay
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class Plan:
     sampler: Sampler  # of the rollouts that are trained on
     replay: Replay | None = None
     episodes: EpisodePlan | None = None
+    demonstrations: Demonstrations | None = None
 
 
 def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -> Plan:
@@ -74,6 +76,8 @@ def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -
     tokenizer = _tokenizer(config, problems, notes=of_model)
     problems += teaching.vocabulary_problems(config, tokenizer)
     data = problems.attempt(lambda: episodes.dataset(config))
+    if config.demonstrates:
+        return _of_demonstrations(config, objective, tokenizer, data, device, problems, of_model)
     specs, rewards = _rewards(config, data, problems)
     # A missing part has left its problem in the list; the checks below need all parts.
     if tokenizer is None or data is None or rewards is None or objective is None or device is None:
@@ -110,6 +114,57 @@ def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -
     return made
 
 
+def _of_demonstrations(
+    config: Config, objective: Objective | None, tokenizer: PreTrainedTokenizerBase | None, data: Dataset | None,
+    device: str | None, problems: Problems, notes: Sequence[str],
+) -> Plan:  # fmt: skip
+    """The plan of a training on demonstrations: its rows as tokens. Raises ConfigError with every problem."""
+    if tokenizer is None or data is None or objective is None or device is None:
+        raise ConfigError(problems)
+    renderer = Renderer(tokenizer)
+    # What else could go wrong with a template shows in its first prompts, under a limit of time and memory.
+    problems += renderer.check([p for p in data.train[:TRIED] if "token_ids" not in p.columns])
+    limit = problems.attempt(lambda: loading.positions(config.model))
+    problems += problems.attempt(lambda: _target_problems(config)) or []
+    if problems:
+        raise ConfigError(problems)
+    parts = [
+        problems.attempt(lambda rows=rows, what=what: encode(rows, renderer, config.sft, limit=limit, what=what))
+        for rows, what in ((data.train, "training"), (data.eval, "held-out"))
+    ]
+    if problems:
+        raise ConfigError(problems)
+    (train, of_train), (held, of_held) = (part for part in parts if part is not None)
+    made = Demonstrations(train, held)
+    config, of_steps = _with_steps(config, len(train))
+    return Plan(
+        config, objective, [row.group.prompt for row in train], [row.group.prompt for row in held], RewardSet(()),
+        renderer, device, data.fingerprint, made.longest, (*notes, *data.notes, *of_train, *of_held, *of_steps),
+        lambda score: True,
+        Sampler(config.cluster.rollout, config.learner.dtype),
+        demonstrations=made,
+    )  # fmt: skip
+
+
+def _with_steps(config: Config, rows: int) -> tuple[Config, list[str]]:
+    """The configuration with the steps that its epochs make, and a note. Raises ConfigError if it has both."""
+    own = config.sft
+    if not own.epochs:
+        return config, []
+    steps = max(1, math.ceil(own.epochs * rows / own.batch))
+    if config.steps not in (Config(model="").steps, steps):
+        raise ConfigError(
+            f"steps: got {config.steps}, but sft.epochs = {own.epochs:g} of {rows} rows makes {steps}; leave steps "
+            "out, or set sft.epochs = 0, so that steps counts"
+        )
+    if config.learner.warmup_steps > steps:
+        raise ConfigError(
+            f"learner.warmup_steps: got {config.learner.warmup_steps}, accepts at most the training's {steps} steps"
+        )
+    note = f"sft.epochs = {own.epochs:g}: {rows} rows make {steps} steps of {own.batch}"
+    return dataclasses.replace(config, steps=steps), [note]
+
+
 def _with_invalid(config: Config, found: Sequence[str]) -> list[str]:
     """The problems ``found`` and those of values, one line per key: reading a recipe may have found a key's already."""
     reported = {problem.partition(":")[0] for problem in found}
@@ -134,13 +189,13 @@ def _tokenizer(config: Config, problems: Problems, *, notes: list[str]) -> PreTr
 
 def follow(config: Config, sampler: Sampler, *, device: str) -> Plan:
     """The plan of a rank that follows another one: ``config`` was checked there, and prompts come from there."""
-    rewards = RewardSet.from_config(config.rewards)
+    rewards = RewardSet.from_config(config.rewards)  # none with demonstrations
     own: dict[str, Any] = {"tokenizer": config.tokenizer, "chat_template": config.chat_template}
     renderer = Renderer(loading.load_tokenizer(config.model, **own), stop=config.rollout.stop)
     objective = preset(config.objective.preset, **config.objective.args)
     return Plan(
         config, objective, (), [], rewards, renderer, device, "", 0, (),
-        correct_of(config, rewards),
+        (lambda score: True) if config.demonstrates else correct_of(config, rewards),
         sampler,
     )  # fmt: skip
 
@@ -155,6 +210,8 @@ def _objective_problems(objective: Objective | None, config: Config, replay: Rep
         given |= {"turns", "states"}
     if replay is not None:
         given, departures = given - replay.lacking, replay.departures
+    if config.demonstrates:
+        return compatibility.demonstration_problems(objective, config)
     problems = Problems()
     found = problems.attempt(lambda: compatibility.problems(objective, config, given=given, departures=departures))
     return [*problems, *(found or ())]
@@ -366,7 +423,9 @@ def load(plan: Plan, *, device: str = "") -> tuple[Any, Adapters | None]:
         loading.allocate(model)
     loading.check_vocab(model, plan.renderer.tokenizer)
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if not plan.episodes and (
+    if plan.demonstrations and limit and plan.longest > limit:
+        raise ModelError(f"sft.max_tokens: rows have up to {plan.longest} tokens, and the model {limit} positions")
+    if not (plan.episodes or plan.demonstrations) and (
         problems := length_problems(_most_tokens(plan.config), longest=plan.longest, limit=limit)
     ):
         raise ModelError("\n".join(problems))  # plan() reports it, except for a model not downloaded by then

@@ -21,6 +21,7 @@ from ..models.lora import Adapters
 from ..models.sharded import Rows
 from ..rollout import Engine, RolloutSource
 from ..rollout.generate import generate
+from ..rollout.given import GivenRollouts
 from ..rollout.replay import ReplayRollouts
 from ..rollout.sync import SyncRollouts
 from ..runs import Trackers
@@ -46,7 +47,7 @@ class PolicyProgram(Program):
     model: Any
     engine: Engine
     policy: Learner
-    rollouts: SyncRollouts | ReplayRollouts
+    rollouts: SyncRollouts | ReplayRollouts | GivenRollouts
     source: RolloutSource  # of the loop: the rollouts, also for other ranks
     monitors: Monitors
     health: Health

@@ -98,6 +98,8 @@ def rollout_row(plan: Plan, sampled: Sequence[ScoredGroup]) -> dict[str, Any]:
     reward and accuracy. Empty if the sampler failed. Lengths and entropies count sampled tokens only."""
     if not sampled:
         return {}
+    if plan.config.demonstrates:
+        return demonstration_row(plan, sampled)
     scores = [score for scored in sampled for score in scored.scores]
     rollouts = [rollout for scored in sampled for rollout in scored.group.rollouts]
     row = {
@@ -113,6 +115,34 @@ def rollout_row(plan: Plan, sampled: Sequence[ScoredGroup]) -> dict[str, Any]:
         row |= episode_row(rollouts)
     row |= set_row(plan, sampled)
     return row | {k: v / n for k, (v, n) in plan.rewards.summary(list(sampled)).items() if n}
+
+
+def demonstration_row(plan: Plan, rows: Sequence[ScoredGroup]) -> dict[str, Any]:
+    """The metrics of the rows of a step that nobody sampled or scored."""
+    rollouts = [rollout for row in rows for rollout in row.group.rollouts]
+    shares = {
+        f"data/{name}/share": sum(row.group.prompt.data_set == name for row in rows) / len(rows)
+        for name in plan.config.set_names
+    }
+    return {
+        "completion_length": sum(map(len, rollouts)) / len(rollouts),
+        "truncated_share": _mean([rollout.status == "truncated" for rollout in rollouts]),
+        **shares,
+    }
+
+
+def of_demonstrations(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A step's row without what compares the policy with the one that sampled: there is none."""
+    kept = {name: value for name, value in row.items() if name not in _OF_SAMPLING and not name.startswith("clip_")}
+    if kept.get("kl") is None:  # without a reference it would be the distance to the policy that sampled
+        kept.pop("kl", None)
+    return kept
+
+
+_OF_SAMPLING = frozenset(
+    {"staleness", "canary_gap", "fresh_share", "advantage_share", "kl_old", "kl_rollout", "ratio", "ratio_q01",
+     "ratio_q50", "ratio_q99", "ess", "weight", "reward", "zero_signal_share", "unscored_share"}
+)  # fmt: skip
 
 
 def set_row(plan: Plan, sampled: Sequence[ScoredGroup]) -> dict[str, float]:

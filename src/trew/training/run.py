@@ -15,8 +15,8 @@ from . import guards, watch
 from .attempt import Attempt
 from .memory_record import BETWEEN, EXPORTING, GENERATING, TRAINING
 from .policy_program import PolicyProgram
-from .record import advantages_of, correction_row, rollout_row, update_row
-from .summary import export, summarize
+from .record import advantages_of, correction_row, of_demonstrations, rollout_row, update_row
+from .summary import export, show_result, summarize
 
 
 class TrainingRun:
@@ -80,6 +80,7 @@ class TrainingRun:
         tokens = sum(len(rollout) for g in sampled for rollout in g.group.rollouts)
         seconds = time.monotonic() - attempt.start
         row = update_row(attempt, self.policy.version) | correction_row(attempt, self.objective)
+        row = of_demonstrations(row) if self.config.demonstrates else row
         # The step counts although it may not have been applied: its prompts are used up, and the schedule of
         # evaluations and checkpoints goes by steps.
         state.step, state.tokens, state.seconds = step, state.tokens + tokens, state.seconds + seconds
@@ -112,7 +113,7 @@ class TrainingRun:
 
     def _show(self, step: int, sampled: Sequence[ScoredGroup]) -> None:
         """Shows some completions on screen every ``track.samples_every`` steps."""
-        every = self.config.track.samples_every
+        every = 0 if self.config.demonstrates else self.config.track.samples_every
         if every and (step % every == 0 or step == 1):
             self._program.display.samples(list(sampled[-1:]))
 
@@ -127,7 +128,7 @@ class TrainingRun:
         summary = summarize(program)
         folder.write_summary(summary)
         write_report([folder.folder], folder.folder / "report.html")
-        program.display.before_after(program.state.before or {}, program.state.last_eval or {})
+        show_result(program)
         program.display.warned([f"step {finding.step}: {finding.text}" for finding in program.health.found])
         watch.at_end(folder, program.display)
         return summary

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -17,6 +18,8 @@ from ..models import backends, loading, lora
 from ..models.lora import Adapters, parameter_count
 from ..models.sharded import full
 from .policy_program import PolicyProgram
+from .policy_state import PolicyState
+from .sft_program import SftState
 
 
 def export(program: PolicyProgram) -> None:
@@ -62,9 +65,10 @@ def headline(program: PolicyProgram) -> str:
     if program.adapters is not None:
         size += f", {short(sum(p.numel() for p in program.model.parameters() if p.requires_grad))} of adapters trained"
     device = program.plan.device if program.plan.device != "cpu" else f"{torch.get_num_threads()} CPU threads"
+    step = f"{c.sft.batch} rows" if c.demonstrates else f"{c.rollout.prompts} x {c.rollout.completions}"
     return (
         f"{c.objective.preset}: {c.model} ({size}, {c.learner.dtype}) on {device}; {c.task}, {c.steps} "
-        f"steps of {c.rollout.prompts} x {c.rollout.completions}{_without_kernels(program)}"
+        f"steps of {step}{_without_kernels(program)}"
     )
 
 
@@ -73,6 +77,15 @@ def _without_kernels(program: PolicyProgram) -> str:
     backend = backends.of(program.config, program.plan.device)
     missing = "" if backend is None or program.config.kernels == "plain" else backend.missing()
     return f"; on the plain path of PyTorch, which is slower, because {missing}" if missing else ""
+
+
+def show_result(program: PolicyProgram) -> None:
+    """Shows the evaluations before and after training."""
+    before, after = program.state.before or {}, program.state.last_eval or {}
+    if program.config.demonstrates:
+        program.display.losses(before, after)
+    else:
+        program.display.before_after(before, after)
 
 
 def short(count: int) -> str:
@@ -85,20 +98,31 @@ def short(count: int) -> str:
     )
 
 
+def _measured(s: PolicyState, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """What evaluations measured, by accuracy or by loss."""
+    if isinstance(s, SftState):
+        return {
+            "n_eval": after["rows"], "loss_before": before["loss"], "loss_after": after["loss"],
+            "best": {"step": s.best_step, "loss": s.best_loss},
+        }  # fmt: skip
+    return {
+        "n_eval": after["n"], "accuracy_before": before["accuracy"], "accuracy_after": after["accuracy"],
+        "best": {"step": s.best_step, "accuracy": s.best_accuracy},
+    }  # fmt: skip
+
+
 def summarize(program: PolicyProgram) -> dict[str, Any]:
     """The content of summary.json."""
     c, s = program.config, program.state
     assert s.before is not None
     assert s.last_eval is not None
-    after = s.last_eval
     return {
         "task": c.task, "model": c.model, "objective": c.objective.preset, "seed": c.seed, "steps": s.step,
         "seconds": s.seconds, "tokens_per_second": s.tokens / max(s.seconds, 1e-9),
-        "peak_memory_bytes": program.memory.peaks.most, "n_eval": after["n"],
-        "accuracy_before": s.before["accuracy"], "accuracy_after": after["accuracy"],
-        "before": s.before, "after": after,
+        "peak_memory_bytes": program.memory.peaks.most,
+        **_measured(s, s.before, s.last_eval),
+        "before": s.before, "after": s.last_eval,
         "warnings": [asdict(finding) for finding in program.health.found],
-        "best": {"step": s.best_step, "accuracy": s.best_accuracy},
         "versions": {
             "trew": __version__, "python": platform.python_version(), "torch": torch.__version__,
             "transformers": transformers.__version__,

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..distributed.orders import Orders
+from ..distributed.orders import Orders, bare_rollouts
 from ..learner import Policy
 from ..models.sharded import Rows
-from ..rollout import Engine
+from ..rollout import Engine, StepRollouts
 from ..runs import checkpoint_files
 from ..runs.tensor_files import TensorOnDisk
 from ..types import TrainingSample
@@ -32,6 +32,11 @@ class Team:
         """Lets all ranks begin a step."""
         if self.orders is not None:
             self.orders.give("step", step=step)
+
+    def measure(self, rollouts: StepRollouts) -> None:
+        """Lets the other ranks compute log-probs of these rollouts together with this one."""
+        if self.orders is not None:
+            self.orders.give("measure", rollouts=bare_rollouts(rollouts))
 
     def stepped(self) -> None:
         """Reports that every rank has finished the update."""

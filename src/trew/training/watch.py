@@ -39,6 +39,8 @@ def failures_saved(run: RunFolder) -> Iterator[None]:
 def after_scoring(program: PolicyProgram, step: int, sampled: Sequence[ScoredGroup]) -> dict[str, Any]:
     """Reports warnings of rewards and monitors about a step's completions, on screen and in events.log; returns the
     monitors' metrics. Raises RewardError if too little could be judged for several steps."""
+    if program.config.demonstrates:
+        return {}
     rewards, every = program.plan.rewards, program.config.track.regrade_every
     warnings = []
     # A replay has scores that were given elsewhere, and perhaps not all that the rewards read.

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..types import ScoredGroup
+from .metric_rows import is_evaluation
 from .secrets import redact
 
 # metric -> (heading, format)
@@ -31,6 +32,14 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "completion_length": ("length", "{:.1f}"),
     "tokens_per_second": ("tokens/s", "{:.0f}"),
     "seconds": ("seconds", "{:.1f}"),
+}
+OF_DEMONSTRATIONS = {
+    "step": COLUMNS["step"],
+    "epoch": ("epoch", "{:.2f}"),
+    "loss": ("loss", "{:.4f}"),
+    "lr": ("lr", "{:.1e}"),
+    "grad_norm": ("gradient", "{:.3f}"),
+    **{name: COLUMNS[name] for name in ("completion_length", "tokens_per_second", "seconds")},
 }
 WIDTH = 9
 HEADING_EVERY = 25
@@ -88,7 +97,7 @@ class Display:
 
     def row(self, row: Mapping[str, Any]) -> None:
         """Shows a row of metrics.jsonl, of a step or of an evaluation, and passes a copy to each listener."""
-        if "eval_accuracy" in row:
+        if is_evaluation(row):
             self.evaluated(row)
         else:
             self.step(row)
@@ -100,12 +109,13 @@ class Display:
 
     def step(self, row: Mapping[str, Any]) -> None:
         """One row of numbers."""
+        columns = OF_DEMONSTRATIONS if "epoch" in row else COLUMNS
         if self.rows % HEADING_EVERY == 0:
             self.console.print(
-                Text("".join(f"{h:>{WIDTH}}" for h, _ in COLUMNS.values()), style="bold"), soft_wrap=True
+                Text("".join(f"{h:>{WIDTH}}" for h, _ in columns.values()), style="bold"), soft_wrap=True
             )
         self.rows += 1
-        cells = [form.format(row[k]) if row.get(k) is not None else "-" for k, (_, form) in COLUMNS.items()]
+        cells = [form.format(row[k]) if row.get(k) is not None else "-" for k, (_, form) in columns.items()]
         self.console.print(Text("".join(f"{c:>{WIDTH}}" for c in cells)), soft_wrap=True)
 
     def samples(self, groups: list[ScoredGroup], *, limit: int = 2) -> None:
@@ -138,6 +148,18 @@ class Display:
             table.add_row(f"{name} (n = {r['n']})", *_accuracy(r["accuracy"]), *lengths)
             for one, own in r.get("sets", {}).items():
                 table.add_row(f"  {one} (n = {own['n']})", *_accuracy(own["accuracy"]))
+        self.console.print()
+        self.console.print(table)
+
+    def losses(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+        """The held-out loss with its 95 % interval, before and after."""
+        table = Table(box=None, pad_edge=False, padding=(0, 3))
+        for heading in ("held-out rows", "loss", "95 % interval", "perplexity"):
+            table.add_column(heading, justify="left" if heading == "held-out rows" else "right")
+        for name, r in (("before training", before), ("after training", after)):
+            loss = r["loss"]
+            interval = f"{loss['low']:.3f} to {loss['high']:.3f}"
+            table.add_row(f"{name} (n = {r['rows']})", f"{loss['mean']:.3f}", interval, f"{r['perplexity']:.4g}")
         self.console.print()
         self.console.print(table)
 

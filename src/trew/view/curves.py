@@ -11,6 +11,7 @@ from typing import Any
 from ..diagnostics.health import Facts, Health, finite
 from ..runs.report import safe_files
 from ..runs.rows import decode_row
+from ..utils.metric_rows import is_evaluation
 from .rounds import round_row
 from .signature import signature
 
@@ -34,8 +35,9 @@ class Curves:
         row = decode_row(line) or round_row(line)
         if row is None or not 0 <= row["step"] < _STEPS:
             self.bad_lines += 1
-        elif "eval_accuracy" in row:
+        elif is_evaluation(row):
             self.evals[row["step"]] = row
+            self._add_loss(row)
         else:
             self._add_step(row)
 
@@ -55,6 +57,13 @@ class Curves:
                 column.append(math.nan)
         self.health.observe(row)
         self._note_stretches(row["step"], previous=self.steps[-2] if count else 0)
+
+    def _add_loss(self, row: Mapping[str, Any]) -> None:
+        """Shows a held-out loss as a column: at the step whose row has just been added."""
+        if "eval_loss" in row and "eval_accuracy" not in row and self.steps and self.steps[-1] == row["step"]:
+            column = self.columns.setdefault("eval_loss", array("d", [math.nan]) * len(self.steps))
+            value = finite(row["eval_loss"])
+            column[-1] = math.nan if value is None else value
 
     def _note_stretches(self, step: int, previous: int) -> None:
         for rule, stretches in self.held.items():

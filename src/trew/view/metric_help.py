@@ -44,6 +44,8 @@ HELP: dict[str, str] = {
     "curriculum/in_target": "share of the prompts with a pass rate whose rate is inside the target",
     "curriculum/by_rate": "share of the draws since the step before that went by pass rate",
     "monitor/<name>": "a sign of reward hacking",
+    "epoch": "passes over the rows of demonstrations so far",
+    "eval_loss": "mean loss per answer token of the held-out rows",
     "accuracy": "share of the step's completions that are correct",
     "entropy": "mean entropy of the policy per sampled token, in nats, at temperature 1",
     "kl": "mean KL estimate per token in nats: to the reference model, or to the policy before the step",

@@ -51,6 +51,7 @@ def evaluations(curves: Curves) -> list[dict[str, Any]]:
     return [
         {"step": step, **{name: whole(finite(curves.evals[step].get(key))) for name, key in named.items()}}
         for step in sorted(curves.evals)
+        if "eval_accuracy" in curves.evals[step]  # a held-out loss is a column
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .arithmetic import Arithmetic
 from .base import Task
 from .countdown import Countdown
+from .demonstrations import Demonstrations, Rollouts
 from .gsm8k import Gsm8k
 from .humaneval import HumanEval
 from .maths import Math
@@ -21,6 +22,21 @@ TASKS: dict[str, type[Task]] = {
     "humaneval": HumanEval,
     "reasoning-gym": Puzzles,
     "prompts": Prompts,
+    "demonstrations": Demonstrations,
+    "rollouts": Rollouts,
 }
 
-__all__ = ["TASKS", "Arithmetic", "Countdown", "Gsm8k", "HumanEval", "Math", "Mbpp", "Prompts", "Puzzles", "Task"]
+__all__ = [
+    "TASKS",
+    "Arithmetic",
+    "Countdown",
+    "Demonstrations",
+    "Gsm8k",
+    "HumanEval",
+    "Math",
+    "Mbpp",
+    "Prompts",
+    "Puzzles",
+    "Rollouts",
+    "Task",
+]

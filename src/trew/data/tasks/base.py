@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from ...config import RewardConfig
 from ...types import Prompt
+from .. import sources
 from ..rows import Split
 
 
@@ -31,6 +32,10 @@ class Task:
     def source(self, train: str) -> str:
         """The source to read rows from: what the user wrote, or the set's place on the hub."""
         return train
+
+    def read(self, source: str) -> Split:
+        """Reads the training rows of a source."""
+        return sources.read_train(source)
 
     def prompts(self, split: Split) -> list[Prompt]:
         """Turns the rows of one split into prompts; raises DataError naming every unusable row."""

@@ -45,7 +45,14 @@ _CHARTS: tuple[tuple[str, str, str, tuple[float, float] | None], ...] = (
 _DRAWN_TOGETHER = {"ratio": {"ratio_q99": "99 % of tokens below", "ratio_q01": "1 % below"}}
 """Metrics drawn in another metric's chart for a single run, and in separate charts for several runs."""
 _INTERVAL = {"mean": "accuracy", "low": "low", "high": "high"}
-_NOT_DRAWN = frozenset({"eval_accuracy", "eval_low", "eval_high", "eval_n", "seconds", "policy_version"})
+_HELD_OUT = {
+    "accuracy": ("eval_accuracy", "eval_low", "eval_high"), "loss": ("eval_loss", "eval_loss_low", "eval_loss_high"),
+}  # fmt: skip
+"""Metrics that are measured on held-out data, too: the names there, of the value and its interval."""
+_NOT_DRAWN = frozenset(
+    {*(name for names in _HELD_OUT.values() for name in names), "eval_n", "eval_perplexity", "seconds",
+     "policy_version", "epoch"}
+)  # fmt: skip
 _OF_SETS = ("eval_low/", "eval_high/", "eval_n/")
 """Metrics of single data sets that are not drawn, likewise."""
 
@@ -292,7 +299,7 @@ def _chart(
 def _curve(run: RunData, metric: str, name: str, colour: int, *, alone: bool) -> list[Series]:
     """The series of one run's metric: a long curve faintly with its running mean; for accuracy, evaluations too."""
     steps, values = run.column(metric)
-    label = ("training" if metric == "accuracy" else "") if alone else name
+    label = ("training" if metric in _HELD_OUT else "") if alone else name
     series: list[Series] = []
     if len(steps) >= _SMOOTH_FROM:
         smooth = running_mean(values, window=_WINDOW)
@@ -303,18 +310,19 @@ def _curve(run: RunData, metric: str, name: str, colour: int, *, alone: bool) ->
         ]
     elif steps:
         series = [Series(label, steps, values, colour=colour)]
-    return series + (_evaluations(run, name, colour, alone=alone) if metric == "accuracy" else [])
+    return series + (_evaluations(run, metric, name, colour, alone=alone) if metric in _HELD_OUT else [])
 
 
-def _evaluations(run: RunData, name: str, colour: int, *, alone: bool) -> list[Series]:
-    """The held-out accuracies of one run as points with their intervals; no series before the first evaluation."""
-    at, accuracy = run.column("eval_accuracy")
-    if not at:
+def _evaluations(run: RunData, metric: str, name: str, colour: int, *, alone: bool) -> list[Series]:
+    """The held-out values of one run as points with their intervals; no series before the first evaluation."""
+    held_out, *bounds = _HELD_OUT[metric]
+    at, values = run.column(held_out)
+    if not at or bounds[0] not in {key for row in run.rows for key in row}:
         return []
-    by_step = {row["step"]: row for row in run.rows if "eval_accuracy" in row}
-    ends = [[by_step[s].get(k) for s in at] for k in ("eval_low", "eval_high")]
+    by_step = {row["step"]: row for row in run.rows if held_out in row}
+    ends = [[by_step[s].get(k) for s in at] for k in bounds]
     label = "held-out, 95 % interval" if alone else f"{name}, held-out"
-    return [Series(label, at, accuracy, *ends, style="points", colour=colour + 1 if alone else colour)]
+    return [Series(label, at, values, *ends, style="points", colour=colour + 1 if alone else colour)]
 
 
 # ------------------------------------------------------------------------------------------------------------- samples

@@ -1,0 +1,106 @@
+"""Rows of data instead of rollouts: nothing is generated, and every step is trained on the next rows."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from ..config import Config, SftConfig
+from ..data import PromptOrder
+from ..errors import DataError
+from ..types import Group, Prompt, Rollout, Score, ScoredGroup
+from .chat import Renderer
+from .demonstrations import Encoder, length, shortened
+from .source import StepRollouts
+
+
+@dataclass(frozen=True)
+class Demonstrations:
+    """The rows of a training as tokens; ``train`` in the order of the prompts."""
+
+    train: Sequence[ScoredGroup]
+    held: Sequence[ScoredGroup]
+
+    @property
+    def longest(self) -> int:
+        """The tokens of the longest row."""
+        return max((length(r) for row in (*self.train, *self.held) for r in row.group.rollouts), default=0)
+
+
+def scored(prompt: Prompt, rollouts: Sequence[Rollout]) -> ScoredGroup:
+    """A row as a group whose completions are right, since they are to be learned."""
+    value = float(prompt.columns.get("score", 1.0))
+    return ScoredGroup(Group(prompt, tuple(rollouts)), tuple(Score(value) for _ in rollouts))
+
+
+def encode(
+    prompts: Sequence[Prompt], renderer: Renderer, settings: SftConfig, *, limit: int | None, what: str
+) -> tuple[list[ScoredGroup], list[str]]:
+    """The rows as tokens, and notes. ``limit``: the model's positions. Raises DataError for rows whose tokens are not
+    certain, and for rows that are too long where ``sft.overlong`` says error."""
+    encoder = Encoder(renderer, loss_on=settings.loss_on)
+    most = min(n for n in (settings.max_tokens, limit or settings.max_tokens))
+    rows, long = [], []
+    for prompt in prompts:
+        rollouts = encoder.encode(prompt)
+        if over := [length(r) for r in rollouts if length(r) > most]:
+            long.append(max(over))
+            rollouts = _fitted(rollouts, most, cut=settings.overlong == "truncate")
+        if rollouts:
+            rows.append(scored(prompt, rollouts))
+    notes = []
+    if encoder.split:
+        notes.append(
+            f"{encoder.split} of {len(prompts)} {what} rows are learned one answer at a time: the chat template writes "
+            "earlier turns differently in a longer conversation"
+        )
+    if long:
+        notes.append(_too_long(settings, long, len(prompts), most, what))
+    if not rows:
+        raise DataError(f"data: no {what} rows are left: all are longer than {most} tokens")
+    return rows, notes
+
+
+def _fitted(rollouts: Sequence[Rollout], most: int, *, cut: bool) -> list[Rollout]:
+    """What is left of a row of which something is longer than ``most`` tokens: nothing unless it may be cut."""
+    found = [shortened(r, most) if length(r) > most else r for r in rollouts] if cut else []
+    return [r for r in found if r is not None]
+
+
+def _too_long(settings: SftConfig, long: Sequence[int], rows: int, most: int, what: str) -> str:
+    are = f"{len(long)} of {rows} {what} rows are longer than {most} tokens (the longest has {max(long)})"
+    if settings.overlong == "error":
+        raise DataError(
+            f"data: {are}; raise sft.max_tokens up to the model's positions, or set sft.overlong = 'drop' or 'truncate'"
+        )
+    if settings.overlong == "drop":
+        return f"{are}; they were left out"
+    return f"{are}; they were cut, and those whose answers begin beyond were left out"
+
+
+class GivenRollouts:
+    """Gives each step the next rows. ``position`` counts the rows so far and is the only state."""
+
+    def __init__(self, rows: Demonstrations, *, order: PromptOrder, config: Config) -> None:
+        self.rows, self.order, self.config = rows, order, config
+        self.position = 0
+        self.interruptible: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
+        self.note: Callable[[str], None] = lambda text: None
+
+    def next(self, step: int) -> StepRollouts:
+        size = self.config.sft.batch
+        found = tuple(self.rows.train[i] for i in self.order.take(self.position, size))
+        self.position += size
+        return StepRollouts(found, found, facts={"epoch": self.position / len(self.rows.train)})
+
+    def trained(self, step: int, version: int) -> None:
+        """Nothing depends on the weights."""
+
+    def state(self) -> dict[str, Any]:
+        return {"position": self.position}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self.position = int(state["position"])

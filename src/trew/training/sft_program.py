@@ -1,0 +1,121 @@
+"""``SftProgram``: the training of a policy on demonstrations. What is held out is measured by its loss."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import NumericsError
+from ..rollout import StepRollouts
+from ..types import ScoredGroup, TrainingSample
+from ..utils.shapes import Count
+from . import guards
+from .policy_program import PolicyProgram
+from .policy_state import LearnerCounters, PolicyState, StatefulParts
+from .remembered import Shapes
+
+RESAMPLES = 1000
+"""Draws of the bootstrap behind the interval of a held-out loss."""
+
+
+@dataclass
+class SftState(PolicyState):
+    """The state of this training besides weights and optimizer."""
+
+    best_loss: float | None = None  # of an evaluation after training began
+
+
+@dataclass(frozen=True, slots=True)
+class _Interval:
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class _SavedLoss:
+    """The result of :func:`held_out_loss`."""
+
+    loss: _Interval
+    perplexity: float
+    rows: Count
+    tokens: Count
+    seconds: float
+
+
+SHAPES = Shapes(LearnerCounters, SftState, StatefulParts, _SavedLoss)
+
+
+class SftProgram(PolicyProgram):
+    """A :class:`PolicyProgram` whose rollouts are rows of data."""
+
+    @property
+    def remembers(self) -> Shapes:
+        return SHAPES
+
+    def evaluate(self) -> dict[str, Any]:
+        """Measures the mean loss per token of the held-out rows; logs a row, updates the best step."""
+        state, start = self.state, time.monotonic()
+        assert isinstance(state, SftState)
+        rows = self.plan.demonstrations
+        assert rows is not None
+        samples = samples_of(rows.held)
+        # Ranks compute together: one that is interrupted alone would leave the others waiting.
+        alone = self.team.orders is None
+        stoppable = self.interrupts.anywhere("during an evaluation; continue with --resume")
+        name = f"evaluating after step {state.step}" if state.step else "evaluating before training"
+        calm = stoppable if alone else contextlib.nullcontext()
+        with calm, guards.memory(self, lambda: "evaluating"), self.display.bar(name, len(samples)) as bar:
+            self.team.measure(StepRollouts(tuple(rows.held), ()))
+            logprobs = self.policy.logprobs(samples, progress=bar.advance).numpy()
+        found = held_out_loss(logprobs, samples, seed=self.config.seed) | {
+            "rows": len(rows.held), "seconds": time.monotonic() - start
+        }  # fmt: skip
+        loss = found["loss"]
+        # Strictly better: of equal evaluations the earliest stays the best. Step 0 has no checkpoint.
+        if state.step and (state.best_loss is None or loss["mean"] < state.best_loss):
+            state.best_step, state.best_loss = state.step, loss["mean"]
+        row = {
+            "step": state.step, "eval_loss": loss["mean"], "eval_loss_low": loss["low"], "eval_loss_high": loss["high"],
+            "eval_perplexity": found["perplexity"], "eval_n": found["rows"],
+        }  # fmt: skip
+        self.folder.log(row)
+        self.trackers.log(state.step, row)
+        self.display.row(row)
+        return found
+
+
+def samples_of(rows: Sequence[ScoredGroup]) -> list[TrainingSample]:
+    """Rows as the learner reads them."""
+    return [
+        TrainingSample(r.prompt_ids, r.token_ids, g, r.sampled)
+        for g, row in enumerate(rows)
+        for r in row.group.rollouts
+    ]
+
+
+def held_out_loss(logprobs: np.ndarray, samples: Sequence[TrainingSample], *, seed: int) -> dict[str, Any]:
+    """The mean of -log p over all answer tokens, in nats, with a percentile bootstrap interval over whole rows, whose
+    tokens are not independent. Raises NumericsError if a log-prob is not finite."""
+    ends = np.cumsum([len(sample.token_ids) for sample in samples])[:-1]
+    parts = [part[s.predicted] for part, s in zip(np.split(logprobs.astype(np.float64), ends), samples, strict=True)]
+    sums = np.zeros(max(s.group for s in samples) + 1)
+    counts = np.zeros_like(sums)
+    for sample, part in zip(samples, parts, strict=True):
+        sums[sample.group] -= part.sum()
+        counts[sample.group] += len(part)
+    mean = float(sums.sum() / counts.sum())
+    if not np.isfinite(mean):
+        raise NumericsError("the held-out loss is not finite: the model's weights are broken")
+    rng = np.random.default_rng(seed)
+    draws = rng.integers(0, len(sums), (RESAMPLES, len(sums)))
+    low, high = np.quantile(sums[draws].sum(1) / counts[draws].sum(1), [0.025, 0.975])
+    return {
+        "loss": {"mean": mean, "low": float(low), "high": float(high)},
+        "perplexity": float(np.exp(min(mean, 700.0))), "tokens": int(counts.sum()),
+    }  # fmt: skip

@@ -1,0 +1,167 @@
+"""``trew sft`` as a user runs it: warm starts, rejection sampling, resumed and shared runs, and what follows them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import tiny
+import trew
+from trew.cli.main import run as command
+from trew.errors import ConfigError
+from trew.utils.console import Silent
+
+RIGHT = {"task": "arithmetic", "args": {"ops": ["+"], "smallest": 1, "largest": 4}}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("sft")
+    tiny.save(folder / "model")
+    prompts = trew.data.load_prompts(trew.config.DataConfig(**RIGHT))
+    rows = [{"messages": [*map(dict, p.messages), answer(p)]} for p in prompts for _ in range(4)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def answer(prompt: Any) -> dict[str, str]:
+    return {"role": "assistant", "content": f"#### {prompt.columns['answer']}"}
+
+
+def recipe(place: Path, name: str, **sections: Any) -> dict[str, Any]:
+    table: dict[str, Any] = {
+        "model": str(place / "model"), "out": str(place / name), "threads": 1,
+        "data": {"task": "demonstrations", "train": str(place / "rows.jsonl")},
+        "sft": {"epochs": 1, "batch": 8}, "learner": {"lr": 3e-3}, "eval": {"size": 2, "every": 2},
+        "checkpoint": {"every": 2},
+    }  # fmt: skip
+    for section, values in sections.items():
+        table[section] = {**table.get(section, {}), **values} if isinstance(values, dict) else values
+    return table
+
+
+def sft(table: dict[str, Any], **how: Any) -> dict[str, Any]:
+    return trew.train(table, display=Silent(), **how)
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(run / "final" / "model.safetensors")
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_resumed_training_is_equal_to_the_bit(place):
+    whole = sft(recipe(place, "whole", sft={"epochs": 0}, steps=6))
+    sft(recipe(place, "part", sft={"epochs": 0}, steps=4))
+    sft(recipe(place, "part", sft={"epochs": 0}, steps=6), resume=True)
+    a, b = weights(place / "whole"), weights(place / "part")
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert whole["loss_after"]["mean"] < whole["loss_before"]["mean"]
+    one, two = ([{k: v for k, v in r.items() if "second" not in k} for r in rows(place / n)] for n in ("whole", "part"))
+    assert [r for r in one if "loss" in r] == [r for r in two if "loss" in r]
+
+
+def test_adapters_checkpointing_and_micro_batches_change_what_they_should(place):
+    plain = recipe(place, "plain", sft={"epochs": 0}, steps=2, checkpoint={"every": 0})
+    sft(plain)
+    memory = {"microbatch_tokens": 300, "gradient_checkpointing": True}
+    sft(plain | {"out": str(place / "small"), "learner": plain["learner"] | memory})
+    a, b = weights(place / "plain"), weights(place / "small")
+    for name in a:
+        torch.testing.assert_close(a[name], b[name], rtol=0, atol=1e-4, msg=name)
+    sft(plain | {"out": str(place / "lora"), "lora": {"rank": 2}})
+    assert (place / "lora" / "final" / "adapter").is_dir()
+
+
+def test_a_warm_start_raises_the_pass_rate_and_goes_on_with_rewards(place):
+    sft(recipe(place, "warm", sft={"epochs": 12}, learner={"lr": 1e-2}, eval={"every": 0}, checkpoint={"every": 0}))
+    found = []
+    for name, model in (("cold", place / "model"), ("hot", place / "warm" / "final")):
+        table = {
+            "model": str(model), "out": str(place / name), "threads": 1, "steps": 1, "data": RIGHT,
+            "rollout": {"prompts": 2, "completions": 2, "max_tokens": 12}, "eval": {"size": 4},
+            "objective": {"preset": "online-rft"}, "learner": {"lr": 1e-4}, "checkpoint": {"every": 0},
+        }  # fmt: skip
+        found.append(trew.train(table, display=Silent()))
+    cold, hot = (each["accuracy_before"]["mean"] for each in found)
+    assert cold == 0
+    assert hot >= 0.5
+
+
+def test_rollouts_above_a_reward_are_learned_as_they_were_sampled(place, tmp_path):
+    model = place / "model"
+    (tmp_path / "r.py").write_text("def odd(completion_ids, **_):\n    return [ids[0] % 2 for ids in completion_ids]\n")
+    sampled = {
+        "model": str(model), "out": str(tmp_path / "sampled"), "steps": 2, "data": RIGHT, "threads": 1,
+        "rewards": [{"name": f"{tmp_path}/r.py:odd"}], "checkpoint": {"every": 0}, "eval": {"size": 2},
+        "rollout": {"prompts": 4, "completions": 4, "max_tokens": 4},
+    }  # fmt: skip
+    trew.train(sampled, display=Silent())
+    data = {"task": "rollouts", "train": str(tmp_path / "sampled")}
+    table = recipe(place, "rft", data=data, checkpoint={"every": 0}) | {"out": str(tmp_path / "rft")}
+    sft(table)
+    import pyarrow.parquet as pq
+
+    def tokens(run: str) -> list[dict[str, Any]]:
+        files = sorted((tmp_path / run / "rollouts").glob("*.parquet"))
+        return [row for file in files for row in pq.read_table(file).to_pylist()]
+
+    kept = {(tuple(r["prompt_ids"]), tuple(r["token_ids"])) for r in tokens("sampled") if r["score"] >= 1}
+    learned = tokens("rft")
+    assert {(tuple(r["prompt_ids"]), tuple(r["token_ids"])) for r in learned} <= kept
+    assert learned[0]["score"] == 1
+    assert 'preset = "rft"' in (tmp_path / "rft" / "config.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"rollout": {"max_tokens": 8}}, "rollout.max_tokens: got 8, but demonstrations leave nothing to sample"),
+        ({"rewards": [{"name": "gsm8k"}]}, "rewards: got 1, but demonstrations are not scored"),
+        ({"objective": {"preset": "grpo"}}, "objective.preset: got 'grpo', which learns from what a policy samples"),
+        ({"objective": {"preset": "sft", "dynamic_sampling": True}}, "demonstrations are not sampled"),
+        ({"sft": {"max_tokens": 8}}, "rows are longer than 8 tokens"), ({"steps": 3}, "sft.epochs = 1 of"),
+        ({"eval": {"temperature": 0.5}}, "eval.temperature"), ({"data": {"overlong": "drop"}}, "data.overlong"),
+        ({"data": RIGHT}, "sft.batch: got 8, but .sft. is for demonstrations"),
+    ],
+)  # fmt: skip
+def test_settings_that_do_not_fit_are_refused(place, changes, why):
+    table = recipe(place, "refused", **changes)
+    if changes.get("data") is RIGHT:
+        table["data"] = RIGHT
+    with pytest.raises(ConfigError, match=why):
+        sft(table)
+    assert not (place / "refused").exists()
+
+
+def test_the_commands_that_follow(place, capsys, monkeypatch):
+    monkeypatch.chdir(place)
+    Path("warm.toml").write_text(
+        'model = "model"\nthreads = 1\n[data]\ntask = "demonstrations"\ntrain = "rows.jsonl"\n[sft]\nbatch = 8\n'
+        "[eval]\nsize = 2\n[learner]\nlr = 1e-3\n"
+    )
+    assert command(["sft", "warm.toml", "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "+│ #### " in shown
+    assert "tokens are learned" in shown
+    assert command(["plan", "warm.toml"]) == 0
+    assert "generating" not in capsys.readouterr().out
+    assert command(["sft", "warm.toml"]) == 0
+    assert "held-out rows" in capsys.readouterr().out
+    assert command(["export", "model", "runs/warm", "--out", "exported"]) == 0
+    card = Path("exported/README.md").read_text()
+    assert "by supervised fine-tuning" in card
+    assert "trew sft recipe.toml" in card
+    assert command(["report", "runs/warm", "--out", "page.html"]) == 0
+    with pytest.raises(ConfigError, match="whose rows have no rewards; name a task"):
+        command(["eval", "runs/warm"])
+    Path("other.toml").write_text('model = "model"\n[data]\ntask = "gsm8k"\n')
+    with pytest.raises(ConfigError, match="data.task is 'gsm8k', accepts 'demonstrations' or 'rollouts'"):
+        command(["sft", "other.toml"])

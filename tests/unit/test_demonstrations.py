@@ -1,0 +1,192 @@
+"""Which tokens of a demonstration are learned: found by rendering, and refused where that is not certain."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+import tiny
+from trew.config import DataConfig, SftConfig
+from trew.data import load_prompts
+from trew.data.tasks.demonstrations import ANSWERS
+from trew.errors import DataError
+from trew.rollout import Renderer
+from trew.rollout.demonstrations import Encoder, shortened
+from trew.rollout.given import encode
+from trew.types import Prompt
+
+TALK = [
+    {"role": "system", "content": "be brief"}, {"role": "user", "content": "one?"},
+    {"role": "assistant", "content": "yes"}, {"role": "user", "content": "two?"},
+    {"role": "assistant", "content": "no"},
+]  # fmt: skip
+# As Qwen3's: what an assistant thought is dropped as soon as the user has spoken again.
+THINKS = (
+    "{%- set ns = namespace(last=-1) %}{%- for m in messages %}{%- if m.role == 'user' %}"
+    "{%- set ns.last = loop.index0 %}{%- endif %}{%- endfor %}{%- for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and loop.index0 < ns.last %}{{ m.content.split('</think>')[-1] }}"
+    "{%- else %}{{ m.content }}{%- endif %}<|im_end|>\n{% endfor %}"
+    "{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def prompt(messages: list[dict[str, Any]]) -> Prompt:
+    first = next(i for i, m in enumerate(messages) if m["role"] == "assistant")
+    return Prompt("p", messages=tuple(messages[:first]), columns={ANSWERS: messages[first:]})
+
+
+def renderer(template: str = tiny.CHATML, **options: bool) -> Renderer:
+    tokenizer = tiny.tokenizer(**options)
+    tokenizer.chat_template = template
+    return Renderer(tokenizer)
+
+
+def learned(render: Renderer, rollout: Any) -> list[str]:
+    """The texts of the runs of learned tokens, and with them that the whole is what the template writes."""
+    ids, mask = rollout.token_ids, rollout.sampled
+    borders = [0, *(np.flatnonzero(np.diff(mask)) + 1).tolist(), len(ids)]
+    return [render.decode_whole(ids[a:b]) for a, b in pairwise(borders) if mask[a]]
+
+
+def whole(render: Renderer, rollout: Any) -> str:
+    return render.decode_whole([*rollout.prompt_ids, *rollout.token_ids])
+
+
+def test_answers_and_their_end_tokens_are_learned_and_nothing_else():
+    render = renderer()
+    (rollout,) = Encoder(render, loss_on="all").encode(prompt(TALK))
+    assert learned(render, rollout) == ["yes<|im_end|>", "no<|im_end|>"]
+    assert whole(render, rollout) + "\n" == render.apply(TALK, generation_prompt=False)
+    assert render.decode_whole(rollout.prompt_ids) == render.apply(TALK[:2])
+
+
+def test_the_last_answer_alone_has_the_others_in_its_prompt():
+    render = renderer()
+    (rollout,) = Encoder(render, loss_on="last").encode(prompt(TALK))
+    assert learned(render, rollout) == ["no<|im_end|>"]
+    assert render.decode_whole(rollout.prompt_ids) == render.apply(TALK[:4])
+
+
+def test_a_template_that_rewrites_earlier_turns_gives_a_rollout_for_each_answer():
+    render = renderer(THINKS)
+    talk = [m | ({"content": f"<think>hm</think>{m['content']}"} if m["role"] == "assistant" else {}) for m in TALK]
+    encoder = Encoder(render, loss_on="all")
+    first, second = encoder.encode(prompt(talk))
+    assert encoder.split == 1
+    assert learned(render, first) == ["<think>hm</think>yes<|im_end|>"]
+    assert learned(render, second) == ["<think>hm</think>no<|im_end|>"]
+    assert "hm" not in render.decode_whole(second.prompt_ids)  # as the policy would be asked
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        (
+            tiny.CHATML.replace("assistant\n{% endif", "assistant\n<think>\n{% endif"),
+            "a conversation differently",
+        ),
+        (
+            tiny.CHATML.replace("{{ m['content'] }}", "{{ m['content'] | upper }}"),
+            "changes the assistant message",
+        ),
+    ],
+)
+def test_answers_that_cannot_be_told_from_the_rest_are_refused(template, why):
+    with pytest.raises(DataError, match=why):
+        Encoder(renderer(template), loss_on="all").encode(prompt(TALK))
+
+
+@pytest.mark.parametrize(("at", "why"), [(2, "goes on behind the end token"), (1, "user message has the end token")])
+def test_an_end_token_inside_a_text_is_refused(at, why):
+    talk = [dict(m) for m in TALK]
+    talk[at]["content"] = "a<|im_end|>b"
+    with pytest.raises(DataError, match=why):
+        Encoder(renderer(), loss_on="all").encode(prompt(talk))
+
+
+def test_a_template_may_end_a_conversation_with_another_end_token():
+    render = renderer(tiny.CHATML + "{% if not add_generation_prompt %}<|endoftext|>{% endif %}")
+    (rollout,) = Encoder(render, loss_on="all").encode(prompt(TALK))
+    assert learned(render, rollout) == ["yes<|im_end|>", "no<|im_end|>"]
+
+
+def test_texts_end_with_the_tokenizer_s_end_token_and_begin_with_its_begin_token():
+    render = Renderer(tiny.tokenizer(chat=False, bos=True))
+    row = Prompt("p", text="2+2=", columns={ANSWERS: [{"role": "assistant", "content": "4"}]})
+    (rollout,) = Encoder(render, loss_on="all").encode(row)
+    assert whole(render, rollout) == "<|endoftext|>2+2=4<|endoftext|>"
+    assert learned(render, rollout) == ["4<|endoftext|>"]
+
+
+def test_a_token_across_the_border_is_not_taken_apart():
+    """'x 4' has the token ' 4', which a policy that is asked with 'x ' could never sample."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    inner = Tokenizer(models.BPE({letter: i for i, letter in enumerate([*letters, "Ġ4"])}, [("Ġ", "4")]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.add_special_tokens([AddedToken("<e>", special=True)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<e>")
+    x, space, four, end = tokenizer.convert_tokens_to_ids(["x", "Ġ", "4", "<e>"])
+    assert tokenizer("x 4")["input_ids"] == [x, 256]
+    row = Prompt("p", text="x ", columns={ANSWERS: [{"role": "assistant", "content": "4"}]})
+    (rollout,) = Encoder(Renderer(tokenizer), loss_on="all").encode(row)
+    assert (rollout.prompt_ids.tolist(), rollout.token_ids.tolist()) == ([x, space], [four, end])
+
+
+def test_rows_that_are_too_long_are_refused_dropped_or_cut():
+    render, rows = renderer(), [prompt(TALK), prompt(TALK[:3])]
+    (long,) = Encoder(render, loss_on="all").encode(rows[0])
+    (short,) = Encoder(render, loss_on="all").encode(rows[1])
+    most = len(short.prompt_ids) + len(short.token_ids)
+    settings = SftConfig(max_tokens=most)
+    with pytest.raises(DataError, match=rf"1 of 2 training rows are longer than {most} tokens .the longest has"):
+        encode(rows, render, settings, limit=None, what="training")
+    kept, (note,) = encode(rows, render, dataclasses.replace(settings, overlong="drop"), limit=None, what="training")
+    assert len(kept) == 1
+    assert note.endswith("left out")
+    kept, _ = encode(rows, render, dataclasses.replace(settings, overlong="truncate"), limit=most, what="training")
+    (cut,) = kept[0].group.rollouts
+    assert learned(render, cut) == ["yes<|im_end|>"]  # the second answer begins beyond
+    half = shortened(long, len(long.prompt_ids) + 2)
+    assert half is not None
+    assert (half.token_ids.tolist(), half.status) == (long.token_ids[:2].tolist(), "truncated")
+    assert shortened(long, len(long.prompt_ids)) is None
+
+
+ROWS = [
+    ({"messages": TALK[1:4]}, "ends with a user message"), ({"messages": TALK[2:]}, "begins with an answer"),
+    ({"messages": "hi"}, "must be a list of messages"),
+    ({"messages": [*TALK[:2], {"role": "assistant", "content": " "}]}, "is empty"),
+    ({"prompt": "a", "completion": ""}, "'completion' is empty"),
+    ({"prompt": "a", "completion": TALK[2:]}, "set data.args.chat = true"),
+    ({"prompt": TALK[:2], "completion": TALK[1:3]}, "begins with a user message"), ({"text": "a"}, "'messages', or"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("row", "why"), ROWS)
+def test_rows_that_are_no_demonstrations_are_named(tmp_path, row, why):
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps(row) + "\n")
+    with pytest.raises(DataError, match=why):
+        load_prompts(DataConfig(task="demonstrations", train=str(file)))
+
+
+def test_prompts_and_completions_may_be_messages_or_texts(tmp_path):
+    rows = [
+        {"prompt": TALK[:2], "completion": TALK[2:]}, {"prompt": TALK[:4], "completion": "no"},
+        {"prompt": "one?", "completion": "yes"},
+    ]  # fmt: skip
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    render = renderer()
+    made = load_prompts(DataConfig(task="demonstrations", train=str(file), args={"chat": True, "system": "short"}))
+    texts = [learned(render, r) for p in made for r in Encoder(render, loss_on="all").encode(p)]
+    # An answer in the prompt is read and not learned.
+    assert texts == [["yes<|im_end|>", "no<|im_end|>"], ["no<|im_end|>"], ["yes<|im_end|>"]]
+    assert made[2].messages == ({"role": "system", "content": "short"}, {"role": "user", "content": "one?"})
