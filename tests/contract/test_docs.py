@@ -269,7 +269,8 @@ def test_messages_on_the_page_of_faults_are_those_of_the_code():
 
 def command_of(recipe: Path) -> str:
     """The command that runs a recipe."""
-    return "iterate" if "[iterate]" in recipe.read_text() else "train"
+    text = recipe.read_text()
+    return "iterate" if "[iterate]" in text else "sft" if "[sft]" in text else "train"
 
 
 @pytest.fixture(scope="module")
@@ -311,12 +312,18 @@ def stand_in(tmp_path_factory) -> Path:
             for i in range(3)
         ],
     }
+    asked, told = {"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}
+    sets["demonstrations"] = [{"messages": [asked | {"content": f"{i} + 1?"}, told]} for i in range(300)]
     for name, rows in sets.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 
 
-ALWAYS = ("arithmetic.toml", "iterative.toml")  # one of each command; the others are tried in the nightly tests
+ALWAYS = (
+    "arithmetic.toml",
+    "iterative.toml",
+    "sft.toml",
+)  # one of each command; the others are tried in the nightly tests
 
 
 @pytest.mark.parametrize("recipe", tiers.some(RECIPES, ALWAYS, name=lambda p: p.name), ids=lambda p: p.stem)
@@ -325,6 +332,8 @@ def test_every_recipe_passes_its_dry_run(recipe, stand_in, tmp_path, monkeypatch
     settings = [f"model={stand_in / 'model'}", "data.max_prompt_tokens=2000"]  # one token per byte there
     if recipe.stem == "mixture":
         settings = [settings[0], *(f"data.{i}.max_prompt_tokens=2000" for i in range(2))]
+    if recipe.stem == "sft":
+        settings = [settings[0], f"data.train={stand_in / 'demonstrations.jsonl'}", "learner.warmup_steps=1"]
     if recipe.stem.startswith("gsm8k"):
         settings += [f"data.train={stand_in / 'gsm8k'}"]
     if recipe.stem == "gsm8k-distill":

@@ -163,5 +163,5 @@ def test_the_commands_that_follow(place, capsys, monkeypatch):
     with pytest.raises(ConfigError, match="whose rows have no rewards; name a task"):
         command(["eval", "runs/warm"])
     Path("other.toml").write_text('model = "model"\n[data]\ntask = "gsm8k"\n')
-    with pytest.raises(ConfigError, match="data.task is 'gsm8k', accepts 'demonstrations' or 'rollouts'"):
+    with pytest.raises(ConfigError, match=r"data\.task is 'gsm8k', accepts 'demonstrations' or 'rollouts'"):
         command(["sft", "other.toml"])
