@@ -223,6 +223,16 @@ def test_phases_add_up_and_knobs_turn_the_right_way(tmp_path):
     assert any("lora.rank = 16" in str(k) for k in turns)
 
 
+def test_a_critic_is_a_second_model_that_is_trained(tmp_path):
+    c = config(saved(tmp_path))
+    alone = made(c)
+    with_critic = estimate.estimate(c, machine=MACHINE, objective=preset("ppo"), prompt=12, rates=RATES)
+    net = loading.load_model(c.model)
+    extra = with_critic.memory.total("training") - alone.memory.total("training")
+    assert extra == 3 * sum(p.numel() * p.element_size() for p in net.parameters())
+    assert with_critic.seconds["training"] == pytest.approx(2 * alone.seconds["training"])
+
+
 def test_a_run_that_does_not_fit_is_told_what_to_turn(tmp_path):
     base = made(config(saved(tmp_path), rollout={"max_tokens": 300, "prompts": 4}, microbatch_tokens=8192))
     assert base.fits

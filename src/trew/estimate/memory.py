@@ -80,6 +80,7 @@ class Load:
     free: int | None = None  # bytes available for the whole run
     stored: int = 0  # bytes of the model's files
     types: frozenset[str] = frozenset()  # of the stored tensors, where known
+    critic: bool = False  # a second model of the same size is trained beside the policy
     process: int = 0  # Python, torch and everything else loaded before the model
 
 
@@ -94,9 +95,17 @@ def weights(s: Sizes, config: Config) -> int:
     return 4 * (s.weights - s.linear + s.trained) + int(per_weight * s.linear)
 
 
+_MOMENTS = {"adamw": 8, "adamw-8bit": 2 + 8 / 256, "adamw-offload": 0}
+
+
 def optimizer(s: Sizes, config: Config) -> int:
     """8 N_t; in 8 bits (2 + 8 / 256) N_t."""
-    return int({"adamw": 8, "adamw-8bit": 2 + 8 / 256, "adamw-offload": 0}[config.learner.optimizer] * s.trained)
+    return int(_MOMENTS[config.learner.optimizer] * s.trained)
+
+
+def critic(s: Sizes, config: Config, load: Load) -> int:
+    """4 N and its optimizer's 8 N (in 8 bits (2 + 8 / 256) N), if there is one: a critic trains all of its weights."""
+    return int((4 + _MOMENTS[config.learner.optimizer]) * s.weights) if load.critic else 0
 
 
 def reference(s: Sizes, config: Config, load: Load) -> tuple[int, int]:
@@ -272,11 +281,15 @@ def merged(s: Sizes) -> int:
 
 def memory(s: Sizes, config: Config, load: Load) -> Memory:
     """Sums all parts of all phases."""
-    always = {
-        "process": load.process,
-        "weights": weights(s, config),
-        "optimizer": optimizer(s, config),
-    } | ({"teacher": load.teacher} if load.teacher else {})
+    always = (
+        {
+            "process": load.process,
+            "weights": weights(s, config),
+            "optimizer": optimizer(s, config),
+        }
+        | ({"teacher": load.teacher} if load.teacher else {})
+        | ({"critic": critic(s, config, load)} if load.critic else {})
+    )
     # The optimizer reuses the memory that activations held, unless those lay in a separate arena.
     apart = load.heap and load.body is None and update(s, config) > 0
     made: dict[str, int] = {"laid out": 0, "step": 0, "cache": 0}
@@ -289,7 +302,8 @@ def memory(s: Sizes, config: Config, load: Load) -> Memory:
     # Tensors being packed into 4 bits, several at once; the factor is measured.
     packing = 3 * s.linear if config.lora.base == "nf4" and config.lora.rank else 0
     trained = {
-        "gradients": gradients(s),
+        # The critic's gradient is gone before the policy's is computed.
+        "gradients": max(gradients(s), 4 * s.weights if load.critic else 0),
         "copies": low_copies(s, config, load),
         "activations": body(s, config, load) if apart else max(body(s, config, load), update(s, config)),
         "head": head(s, config, load),
@@ -308,7 +322,9 @@ def memory(s: Sizes, config: Config, load: Load) -> Memory:
         parts = {"loading": always | {"reference": kept, "optimizer": 0, "file": load.stored + packing}} | parts
     if config.lora.rank:
         parts["exporting"] = always | {"reference": kept, "merged": merged(s)}
-    aside = 8 * s.trained if config.learner.optimizer == "adamw-offload" else 0
+    aside = 0
+    if config.learner.optimizer == "adamw-offload":
+        aside = 8 * (s.trained + (s.weights if load.critic else 0))
     return Memory(parts, aside)
 
 
