@@ -95,6 +95,16 @@ def test_numbers_that_are_not_finite_are_null(tmp_path):
     assert get(page, "runs/x/steps")["steps"][0]["mean"] is None
 
 
+def test_every_data_set_has_its_evaluations(tmp_path):
+    with RunFolder.open(tmp_path / "x") as run:
+        run.write_config("steps = 1\n[objective]\npreset = 'grpo'\n")
+        of_a = {"eval_accuracy/a": 0.25, "eval_low/a": 0.0, "eval_high/a": 0.5, "eval_n/a": 4}
+        run.log({"step": 0, "eval_accuracy": 0.5, "eval_low": 0.25, "eval_high": 0.75, "eval_n": 8, **of_a})
+    found = get(client(tmp_path), "runs/x/metrics")
+    assert found["evals"][0]["accuracy"] == 0.5
+    assert found["eval_sets"] == {"a": [{"step": 0, "accuracy": 0.25, "low": 0.0, "high": 0.5, "n": 4}]}
+
+
 def test_marks_say_what_happened(tmp_path):
     with RunFolder.open(tmp_path / "x") as run:
         run.write_config("steps = 30\n[objective]\npreset = 'grpo'\n[rollout]\nmax_tokens = 6\n")

@@ -46,6 +46,8 @@ export interface Metrics {
   steps: number[];
   columns: Record<string, Num[]>;
   evals: Eval[];
+  /** Of each data set of several. */
+  eval_sets?: Record<string, Eval[]>;
   marks: Mark[];
   groups: { title: string; columns: string[] }[];
   help: Record<string, string>;

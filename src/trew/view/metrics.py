@@ -28,6 +28,7 @@ def metrics(run: ViewedRun, *, since: int = -1, only: frozenset[str] = frozenset
             "steps": [curves.steps[i] for i in order],
             "columns": {name: _numbers(curves.columns[name], order) for name in names},
             "evals": evaluations(curves),
+            "eval_sets": {name: evaluations(curves, f"/{name}") for name in _sets(curves)},
             "marks": marks(run, curves),
             "groups": groups(names),
             "help": {name: text for name in names if (text := help_of(name))},
@@ -45,11 +46,17 @@ def _numbers(column: Any, order: list[int]) -> list[float | None]:
     return [value if math.isfinite(value := column[i]) else None for i in order]
 
 
-def evaluations(curves: Curves) -> list[dict[str, Any]]:
-    """The evaluations with their intervals, by step."""
+def _sets(curves: Curves) -> list[str]:
+    """The data sets whose held-out prompts were evaluated apart."""
+    of = "eval_accuracy/"
+    return sorted({key.removeprefix(of) for row in curves.evals.values() for key in row if key.startswith(of)})
+
+
+def evaluations(curves: Curves, of: str = "") -> list[dict[str, Any]]:
+    """The evaluations with their intervals, by step. ``of``: the end of the names of one data set's columns."""
     named = {"accuracy": "eval_accuracy", "low": "eval_low", "high": "eval_high", "n": "eval_n"}
     return [
-        {"step": step, **{name: whole(finite(curves.evals[step].get(key))) for name, key in named.items()}}
+        {"step": step, **{name: whole(finite(curves.evals[step].get(key + of))) for name, key in named.items()}}
         for step in sorted(curves.evals)
         if "eval_accuracy" in curves.evals[step]  # a held-out loss is a column
     ]

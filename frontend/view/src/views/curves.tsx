@@ -166,6 +166,15 @@ function sections(pairs: Pair[], pinned: string[], search: string): { title: str
   );
 }
 
+function setNames(pairs: readonly Pair[]): string[] {
+  return [...new Set(pairs.flatMap((p) => Object.keys(p.metrics.eval_sets ?? {})))].sort();
+}
+
+/** The same runs with the evaluations of one data set. */
+function ofSet(pairs: readonly Pair[], name: string): Pair[] {
+  return pairs.map((p) => ({ ...p, metrics: { ...p.metrics, evals: p.metrics.eval_sets?.[name] ?? [] } }));
+}
+
 function Groups({ page, pairs, options, onZoom }: GroupsProps) {
   const params = page.route.params;
   const search = params.get("metric") ?? "";
@@ -185,6 +194,11 @@ function Groups({ page, pairs, options, onZoom }: GroupsProps) {
           <h2>Held-out accuracy</h2>
           <div class="charts wide">
             <Panel {...shared} name="held-out accuracy" evals />
+          </div>
+          <div class="charts">
+            {setNames(pairs).map((name) => (
+              <Panel key={name} {...shared} pairs={ofSet(pairs, name)} name={`held-out accuracy of ${name}`} evals />
+            ))}
           </div>
         </section>
       )}
