@@ -19,6 +19,7 @@ from ..types import Message, Prompt, Rollout, Span, Turn
 from .bridge import Bridges
 from .chat import Renderer
 
+Tokens = Sequence[int] | np.ndarray
 _FIX = "set chat_template to a file that only appends"
 
 
@@ -127,7 +128,7 @@ def _rollout(found: Sequence[Answered]) -> Rollout:
     return Rollout(tuple(turns))
 
 
-def _turn(context: Sequence[int], ids: Sequence[int], text: str, *, cut: bool = False) -> Turn:
+def _turn(context: Tokens, ids: Tokens, text: str, *, cut: bool = False) -> Turn:
     # Nobody has sampled these tokens: NaN is the log-prob of a sampler that does not exist.
     nothing = np.full(len(ids), np.nan, np.float32)
     spans = (Span(0, 0, len(ids)),) if len(ids) else ()
