@@ -54,6 +54,26 @@ def test_a_run_with_other_settings_is_none(place):
     assert place.state() == "done"  # moved: its settings are the same
 
 
+def test_a_run_of_an_older_trew_that_lacked_a_setting_is_done(place):
+    text = (place.folder / "config.toml").read_text()
+    assert "inner_updates = 1\n" in text
+    (place.folder / "config.toml").write_text(text.replace("inner_updates = 1\n", ""))
+    assert place.state() == "done"
+    (place.folder / "config.toml").write_text("of_the_future = 1\n" + text)
+    assert place.state() == "new"
+
+
+def test_a_run_that_ended_with_other_settings_is_put_aside_and_not_overwritten(place):
+    other = Place(place.folder, fingerprint(parse({**SETTINGS, "seed": 9})))
+    for number in (1, 2):
+        (place.folder / "mark").write_text(str(number))
+        other.begin()
+        aside = place.folder.with_name(f"0.replaced-{number}")
+        assert (aside / "mark").read_text() == str(number) and not place.folder.exists()
+        if number == 1:
+            written(place.folder)
+
+
 def test_weights_that_a_study_made_are_settings_wherever_they_lie(place):
     config = parse(SETTINGS)
     one, other = (fingerprint(config, model=digest) for digest in ("aa", "bb"))

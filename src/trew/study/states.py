@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import shutil
 import tomllib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from ..config import Config
 from ..config.free import is_free
-from ..config.recipe import dumps
+from ..config.recipe import dumps, parse
+from ..errors import ConfigError
 from ..runs.config_file import redact_config
 from ..runs.files import write_atomic
 from ..utils.toml import flatten
@@ -58,8 +59,13 @@ class Place:
             return {}
 
     def begin(self) -> None:
-        """Removes what an earlier process said about its end: it is not this one's."""
+        """Removes what an earlier process said about its end: it is not this one's. Puts a run aside that has ended with
+        other settings, as ``FOLDER.replaced-N``: it may have taken hours."""
         self.folder.parent.mkdir(parents=True, exist_ok=True)
+        ended = (self.folder / "summary.json").exists() or self.read_result().get("failed")
+        if ended and self._own() != self.fingerprint:
+            aside = (self.folder.with_name(f"{self.folder.name}.replaced-{n}") for n in itertools.count(1))
+            self.folder.rename(next(place for place in aside if not place.exists()))
         self.result.unlink(missing_ok=True)
 
     def tidy(self) -> None:
@@ -72,9 +78,10 @@ class Place:
         self.log.unlink(missing_ok=True)
 
     def _own(self) -> str:
+        # Read as a recipe: what a newer trew added to the settings has its default in older runs.
         try:
-            return _digest(tomllib.loads((self.folder / "config.toml").read_text("utf-8")), self._known)
-        except (OSError, ValueError):
+            return _hashed(parse(tomllib.loads((self.folder / "config.toml").read_text("utf-8"))), self._known)
+        except (OSError, ValueError, ConfigError):
             return ""
 
     @property
@@ -90,10 +97,11 @@ def fingerprint(config: Config, *, model: str = "") -> str:
     """
     judged = "given" if config.rewards else "default"
     note = f"{judged} {model}".strip()
-    return _digest(tomllib.loads(redact_config(dumps(config))), note)
+    return _hashed(config, note)
 
 
-def _digest(table: Mapping[str, Any], note: str) -> str:
+def _hashed(config: Config, note: str) -> str:
+    table = tomllib.loads(redact_config(dumps(config)))
     judged, _, model = note.partition(" ")
     plain = {key: value for key, value in table.items() if not (key == "rewards" and judged == "default")}
     flat = {k: v for k, v in flatten(plain).items() if not is_free(k) or k in ("threads", "eval.every")}
