@@ -12,9 +12,11 @@ from safetensors.torch import load_file
 
 import tiny
 import trew
+from ranks_help import free_port, variables
 from trew.cli.main import run as command
 from trew.errors import ConfigError
 from trew.utils.console import Silent
+from trew.utils.toml import dump_table
 
 RIGHT = {"task": "arithmetic", "args": {"ops": ["+"], "smallest": 1, "largest": 4}}
 
@@ -66,6 +68,19 @@ def test_a_resumed_training_is_equal_to_the_bit(place):
     assert whole["loss_after"]["mean"] < whole["loss_before"]["mean"]
     one, two = ([{k: v for k, v in r.items() if "second" not in k} for r in rows(place / n)] for n in ("whole", "part"))
     assert [r for r in one if "loss" in r] == [r for r in two if "loss" in r]
+
+
+def test_two_ranks_are_one_process(server, place):
+    small = recipe(place, "two", eval={"every": 0}, checkpoint={"every": 0})
+    sft(small | {"out": str(place / "one")})
+    (place / "r.toml").write_text(dump_table(small | {"cluster": {"learner": 2}}))
+    port = free_port()
+    ranks = [server.start("sft", "r.toml", cwd=place, **variables(rank, 2, port)) for rank in range(2)]
+    assert [rank.wait() for rank in ranks] == [0, 0], "\n".join(rank.text() for rank in ranks)
+    one, two = ([r.get("loss") or r["eval_loss"] for r in rows(place / name)] for name in ("one", "two"))
+    assert two == pytest.approx(one, abs=1e-5)
+    a, b = weights(place / "one"), weights(place / "two")
+    assert all(torch.allclose(a[name], b[name], rtol=0, atol=1e-4) for name in a)
 
 
 def test_adapters_checkpointing_and_micro_batches_change_what_they_should(place):

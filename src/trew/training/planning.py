@@ -189,7 +189,7 @@ def _tokenizer(config: Config, problems: Problems, *, notes: list[str]) -> PreTr
 
 def follow(config: Config, sampler: Sampler, *, device: str) -> Plan:
     """The plan of a rank that follows another one: ``config`` was checked there, and prompts come from there."""
-    rewards = RewardSet.from_config(config.rewards)  # none with demonstrations
+    rewards = RewardSet(()) if config.demonstrates else RewardSet.from_config(config.rewards)
     own: dict[str, Any] = {"tokenizer": config.tokenizer, "chat_template": config.chat_template}
     renderer = Renderer(loading.load_tokenizer(config.model, **own), stop=config.rollout.stop)
     objective = preset(config.objective.preset, **config.objective.args)
