@@ -173,3 +173,17 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 def test_what_does_not_fit_is_refused_before_anything_is_loaded(models, tmp_path, teacher, sections, message):
     with pytest.raises(ConfigError, match=message):
         planning.plan(configured(models, tmp_path / "run", teacher, **sections))
+
+
+@pytest.mark.parametrize(
+    ("critic", "message"),
+    [
+        ("shuffled", r"critic.model: .*shuffled has another vocabulary than the policy: 2 of 260 tokens differ \('a'"),
+        ("short", r"critic.model: .*short has 16 positions, and prompts with their completions take up to"),
+        ("none", r"critic.model: no such folder: .*none"),
+    ],
+)
+def test_a_critic_that_does_not_fit_is_refused_as_a_teacher_is(models, tmp_path, critic, message):
+    sections = {"objective": {"preset": "ppo"}, "critic": {"model": str(models / critic)}}
+    with pytest.raises(ConfigError, match=message):
+        planning.plan(configured(models, tmp_path / "run", "", **sections))

@@ -1,4 +1,5 @@
-"""The teacher of on-policy distillation: whether it fits the run, before anything is loaded; and the teacher itself."""
+"""Models that read what the policy wrote, a teacher or a critic: whether they fit the run, before anything is loaded;
+and the teacher itself."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ SHOWN = 3
 
 
 def problems(config: Config, objective: Objective | None) -> list[str]:
-    """Why the teacher's files, or a missing teacher, do not fit the run."""
-    found = _damaged(config) if config.teacher.model else []
+    """Why the teacher's files, or a missing teacher, or the critic's files do not fit the run."""
+    found = _damaged("teacher", config.teacher.model) + _damaged("critic", config.critic.model)
     if objective is None:
         return found
     reads, name = objective.distillation, config.objective.preset
@@ -36,48 +37,55 @@ def problems(config: Config, objective: Objective | None) -> list[str]:
     return found
 
 
-def _damaged(config: Config) -> list[str]:
-    return [f"teacher.{problem.removeprefix('teacher.')}" for problem in loading.check(config.teacher.model)]
+def _damaged(who: str, model: str) -> list[str]:
+    return [f"{who}.{problem.removeprefix(f'{who}.')}" for problem in loading.check(model)] if model else []
 
 
 def vocabulary_problems(config: Config, tokenizer: PreTrainedTokenizerBase | None) -> list[str]:
-    """Why the teacher would read other texts than the policy writes: its tokenizer gives some ids another meaning."""
-    if tokenizer is None or not config.teacher.model or not loading.is_here(config.teacher.model):
+    """Why a teacher or a critic would read other texts than the policy writes: its tokenizer gives some ids another
+    meaning."""
+    if tokenizer is None:
         return []
-    try:
-        other = loading.load_tokenizer(config.teacher.model)
-    except TrewError as error:
-        return [f"teacher.model: {error}"]
-    own, its = tokenizer.get_vocab(), other.get_vocab()
-    return [f"teacher.model: {problem}"] if (problem := mismatch(own, its, config.teacher.model)) else []
+    found = []
+    for who, model in (("teacher", config.teacher.model), ("critic", config.critic.model)):
+        if not model or not loading.is_here(model):
+            continue
+        try:
+            its = loading.load_tokenizer(model).get_vocab()
+        except TrewError as error:
+            found.append(f"{who}.model: {error}")
+        else:
+            found += [f"{who}.model: {problem}" for problem in mismatch(tokenizer.get_vocab(), its, model, who)]
+    return found
 
 
-def mismatch(own: Mapping[str, int], its: Mapping[str, int], name: str) -> str:
-    """Says which tokens of the policy the teacher ``name`` knows by another id, or not at all; empty if none. Tokens
-    that only the teacher has do no harm: the policy does not sample them.
+def mismatch(own: Mapping[str, int], its: Mapping[str, int], name: str, who: str) -> list[str]:
+    """Says which tokens of the policy the model ``name`` knows by another id, or not at all; empty if none. Tokens that
+    only this model has do no harm: the policy does not sample them.
 
-    >>> mismatch({"a": 0, "b": 1}, {"a": 0, "b": 1, "<pad>": 2}, "t")
-    ''
-    >>> mismatch({"a": 0, "b": 1}, {"a": 1, "b": 0}, "t").partition(";")[0]
+    >>> mismatch({"a": 0, "b": 1}, {"a": 0, "b": 1, "<pad>": 2}, "t", "teacher")
+    []
+    >>> mismatch({"a": 0, "b": 1}, {"a": 1, "b": 0}, "t", "teacher")[0].partition(";")[0]
     "t has another vocabulary than the policy: 2 of 2 tokens differ ('a' is 0 for the policy, 1 for the teacher, ...)"
     """
     differ = [token for token, number in own.items() if its.get(token) != number]
     if not differ:
-        return ""
+        return []
     first = min(differ, key=lambda token: own[token])
     there = its.get(first, "none")
-    return (
+    return [
         f"{name} has another vocabulary than the policy: {len(differ)} of {len(own)} tokens differ ({first!r} is "
-        f"{own[first]} for the policy, {there} for the teacher{', ...' if len(differ) > 1 else ''}); a teacher reads "
-        "the ids that the policy samples: give one whose tokenizer is the policy's"
-    )
+        f"{own[first]} for the policy, {there} for the {who}{', ...' if len(differ) > 1 else ''}); a {who} reads the "
+        "ids that the policy samples: give one whose tokenizer is the policy's"
+    ]
 
 
 def refuse_short(config: Config, most: int) -> None:
-    """Raises ConfigError if prompts with completions, of up to ``most`` tokens, exceed the teacher's positions."""
-    limit = loading.positions(config.teacher.model) if config.teacher.model else None
-    if limit is not None and most > limit:
-        raise ConfigError(
-            f"teacher.model: {config.teacher.model} has {limit} positions, and prompts with their completions take up "
-            f"to {most}; lower rollout.max_tokens, data.max_prompt_tokens or environment.episode_tokens"
-        )
+    """Raises ConfigError if prompts with completions, of up to ``most`` tokens, exceed the positions of a teacher or a critic."""
+    for who, model in (("teacher", config.teacher.model), ("critic", config.critic.model)):
+        limit = loading.positions(model) if model else None
+        if limit is not None and most > limit:
+            raise ConfigError(
+                f"{who}.model: {model} has {limit} positions, and prompts with their completions take up to {most}; "
+                "lower rollout.max_tokens, data.max_prompt_tokens or environment.episode_tokens"
+            )
