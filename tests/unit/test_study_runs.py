@@ -69,7 +69,8 @@ def test_a_run_that_ended_with_other_settings_is_put_aside_and_not_overwritten(p
         (place.folder / "mark").write_text(str(number))
         other.begin()
         aside = place.folder.with_name(f"0.replaced-{number}")
-        assert (aside / "mark").read_text() == str(number) and not place.folder.exists()
+        assert (aside / "mark").read_text() == str(number)
+        assert not place.folder.exists()
         if number == 1:
             written(place.folder)
 

@@ -59,8 +59,8 @@ class Place:
             return {}
 
     def begin(self) -> None:
-        """Removes what an earlier process said about its end: it is not this one's. Puts a run aside that has ended with
-        other settings, as ``FOLDER.replaced-N``: it may have taken hours."""
+        """Removes what an earlier process said about its end: it is not this one's. Puts a run aside that has ended
+        with other settings, as ``FOLDER.replaced-N``: it may have taken hours."""
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         ended = (self.folder / "summary.json").exists() or self.read_result().get("failed")
         if ended and self._own() != self.fingerprint:
