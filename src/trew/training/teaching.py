@@ -81,7 +81,7 @@ def mismatch(own: Mapping[str, int], its: Mapping[str, int], name: str, who: str
 
 
 def refuse_short(config: Config, most: int) -> None:
-    """Raises ConfigError if prompts with completions, of up to ``most`` tokens, exceed a teacher's or critic's positions."""
+    """Raises ConfigError if the ``most`` tokens of a prompt and completion exceed a teacher's or critic's positions."""
     for who, model in (("teacher", config.teacher.model), ("critic", config.critic.model)):
         limit = loading.positions(model) if model else None
         if limit is not None and most > limit:
