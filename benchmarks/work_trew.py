@@ -105,8 +105,10 @@ class Learning:
         self.plan, self.config, self.objective = program.plan, program.config, program.plan.objective
         self.policy = program.policy
 
-    def note(self, text: str) -> None:
-        """No progress bar."""
+    critic = None
+
+    def learning(self) -> None:
+        """No progress bar, and no record of memory."""
 
 
 def learn(program: PolicyProgram, groups: list[Group]) -> dict[str, Any]:

@@ -176,10 +176,14 @@ tests/unit/test_data_puzzles.py."""
 
 def test_every_argument_of_every_task_is_tried():
     keys = {name: {f.name for f in dataclasses.fields(task)} for name, task in TASKS.items()}
-    puzzles = keys.pop("reasoning-gym")
+    elsewhere = {
+        "test_data_puzzles.py": keys.pop("reasoning-gym") - {"instruction"},
+        "test_demonstrations.py": keys.pop("demonstrations") | keys.pop("rollouts"),
+    }
     assert {name: set(args) for name, args in {**TASK_ARGS, **READ_ARGS}.items()} == keys
-    text = (Path(__file__).parents[1] / "unit" / "test_data_puzzles.py").read_text()
-    assert [key for key in sorted(puzzles - {"instruction"}) if key not in text] == []
+    for name, here in elsewhere.items():
+        text = (Path(__file__).parents[1] / "unit" / name).read_text()
+        assert [key for key in sorted(here) if key not in text] == []
 
 
 def test_the_instruction_of_a_puzzle_is_appended():

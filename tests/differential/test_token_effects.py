@@ -117,6 +117,8 @@ class Step:
         with contextlib.suppress(NumericsError):
             loop.update(self, self.attempt)  # type: ignore[arg-type]
 
+    critic = None
+
     def learning(self) -> None:
         pass
 

@@ -18,9 +18,9 @@ from report_help import HOSTILE
 from rollouts_help import rollout
 from trew.errors import DataError
 from trew.runs import RunFolder
+from trew.runs.report.token_texts import Pieces, pieces
 from trew.runs.rollouts import schema
 from trew.types import Group, ScoredGroup
-from trew.view import pieces
 from trew.view.library import Library
 from view_help import client, get, group, make_run, write_eval, write_step
 
@@ -290,12 +290,12 @@ def test_pieces_join_to_the_text_however_it_is_split(tmp_path):
 def test_bytes_that_never_become_a_character_are_not_lost():
     tokenizer = tiny.tokenizer().backend_tokenizer
     a, b, broken, begun = (tokenizer.token_to_id(symbol) for symbol in ("a", "b", "ÿ", "Ã"))  # bytes ff and c3
-    found = pieces.pieces(tokenizer, [a, broken, b, begun], "a\ufffdb\ufffd")
+    found = pieces(tokenizer, [a, broken, b, begun], "a\ufffdb\ufffd")
     assert "".join(found.texts) == "a\ufffdb\ufffd"
     assert not found.why
     end = tokenizer.token_to_id("<|im_end|>")
-    assert pieces.pieces(tokenizer, [a, end], "a") == pieces.Pieces(["a", "<|im_end|>"], [False, True])
-    assert "do not join" in pieces.pieces(tokenizer, [a], "other").why
+    assert pieces(tokenizer, [a, end], "a") == Pieces(["a", "<|im_end|>"], [False, True])
+    assert "do not join" in pieces(tokenizer, [a], "other").why
 
 
 @pytest.mark.parametrize("content", ["", "{}", "null", "[" * 100_000, '{"model": {"type": "BPE"}}', "\x00"])

@@ -15,7 +15,8 @@ from transformers import PreTrainedTokenizerFast
 import tiny
 from trew.config import DataConfig, SftConfig
 from trew.data import load_prompts
-from trew.data.tasks.demonstrations import ANSWERS
+from trew.data.rows import Row, Split
+from trew.data.tasks.demonstrations import ANSWERS, Rollouts
 from trew.errors import DataError
 from trew.rollout import Renderer
 from trew.rollout.demonstrations import Encoder, shortened
@@ -190,3 +191,37 @@ def test_prompts_and_completions_may_be_messages_or_texts(tmp_path):
     # An answer in the prompt is read and not learned.
     assert texts == [["yes<|im_end|>", "no<|im_end|>"], ["no<|im_end|>"], ["yes<|im_end|>"]]
     assert made[2].messages == ({"role": "system", "content": "short"}, {"role": "user", "content": "one?"})
+
+
+# ------------------------------------------------------------------------------------------------ rollouts as rows
+
+
+def sampled(token: int, score: float | None, **parts: float) -> dict[str, Any]:
+    return {
+        "prompt_ids": [1, 2], "token_ids": [token], "sampled": [True], "prompt": "p", "completion": str(token),
+        "finish_reason": "stop", "messages": None, "score": score, "parts": list(parts.items()),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("args", "kept"),
+    [
+        ({}, [3, 4]),
+        ({"min_reward": 0.5}, [3, 4, 5]),
+        ({"unique": False}, [3, 3, 4]),
+        ({"reward": "form"}, [3, 6]),
+        ({"reward": "form", "min_reward": 0.2}, [3, 5, 6]),
+    ],
+)
+def test_rollouts_are_chosen_by_the_reward_that_was_asked_for_and_once(args, kept):
+    rows = [
+        sampled(3, 1.0, form=1.0), sampled(3, 1.0, form=1.0), sampled(4, 2.0, form=0.0), sampled(5, 0.5, form=0.2),
+        sampled(6, None, form=1.0), sampled(7, 0.0),
+    ]  # fmt: skip
+    split = Split("run", "run", [Row("row", values) for values in rows])
+    assert [p.columns["token_ids"] for p in Rollouts(**args).prompts(split)] == [[token] for token in kept]
+
+
+def test_a_reward_that_no_rollout_has_is_refused_with_those_that_there_are():
+    with pytest.raises(DataError, match=r"data.args.reward: got 'from', but run has form"):
+        Rollouts(reward="from").prompts(Split("run", "run", [Row("row 1", sampled(3, 1.0, form=1.0))]))

@@ -100,7 +100,7 @@ OTHERS = [
     (ClipCov, {"share": 1.1}, "share"), (ClipCov, {"cov_low": 5.0}, "cov_low"),
     (CovariancePenalty, {"penalty": -1.0}, "penalty"),
     (CovariancePenalty, {"share": -0.1}, "share"), (KL, {"beta": -0.1}, "beta"), (KL, {"beta": INF}, "beta"),
-    (KL, {"estimator": "k4"}, "kl"), (KL, {"place": "here"}, "kl_place"), (KL, {"anchor": "old"}, "anchor"),
+    (KL, {"estimator": "k4"}, "kl"), (KL, {"place": "here"}, "kl_place"), (KL, {"anchor": "new"}, "anchor"),
     (KL, {"behaviour": "ref"}, "behaviour"), (SequenceSquare, {"tau": -0.1}, "tau"),
     (EntropyAdvantage, {"alpha": -0.1}, "alpha"), (EntropyAdvantage, {"kappa": 0.0}, "kappa"), (PassAtK, {"k": 0}, "k"),
     (LocalTokenMean, {"microbatch": 0}, "microbatch"), (SoftOverlong, {"cache": 0}, "overlong_cache"),
