@@ -170,6 +170,8 @@ def _reward(config: Config) -> dict[str, str]:
 def _rewards(config: Config) -> Sequence[RewardConfig]:
     if config.plays:
         raise ConfigError("environment: is not exported: verl plays episodes by agent loops of its own; leave it out")
+    if config.demonstrates:
+        raise ConfigError("data.task: demonstrations are not exported: verl trains on them by verl.trainer.sft_trainer")
     rewards = config.rewards or make_task(one_set(config, "verl's command")).rewards(())
     if not rewards:
         raise ConfigError("rewards: got none, and the task has none of its own; verl needs one as well")
