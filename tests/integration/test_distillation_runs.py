@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import tiers
 import tiny
 import trew
 from learner_help import plain_logprobs
@@ -138,7 +139,7 @@ def test_a_killed_run_continues_to_the_bit(models, tmp_path, monkeypatch):
     assert all(torch.equal(tensor, weights(cut)[name]) for name, tensor in weights(whole).items())
 
 
-@pytest.mark.parametrize("shard", ["none", "fsdp"])
+@pytest.mark.parametrize("shard", tiers.some(["none", "fsdp"], ["none"]))
 def test_two_ranks_are_one_process(server, models, tmp_path, shard):
     """Sharded or whole, the teacher's log-probs are the same numbers on every rank."""
     sections = {"kernels": "plain", "linear": "plain", "steps": 2, "learner": {"microbatch_tokens": 64}}

@@ -68,6 +68,7 @@ def test_the_same_algorithm_under_two_names_has_equal_curves(undisturbed, place)
     assert not [*(place / "whole").glob("runs/*/*/*/*/*/final/*")]
 
 
+@pytest.mark.nightly
 def test_killed_and_continued_it_gives_the_same_results(server, place, undisturbed):
     """Stopped by a signal, then kill -9 of the study, then of a single run."""
     out = place / "killed"
