@@ -210,6 +210,8 @@ def joined(between: str) -> bool:
 
     >>> joined(" or "), joined(" * "), joined(" apples or "), joined(" = "), joined(". Then "), joined("\\n")
     (True, True, True, False, False, False)
+    >>> joined("}\\u00a0")  # a space of another kind beside what is left out
+    False
     """
     if "\n" in between[:64] or len(between) > 64:
         return between[-8:].split()[-1:] == ["or"]
@@ -221,7 +223,7 @@ def joined(between: str) -> bool:
     if not core:
         return "}{" in between or ")(" in between
     core = core.strip("*").strip() or core  # bold
-    return core in JOINERS or core.split()[-1] == "or"
+    return core in JOINERS or core.split()[-1:] == ["or"]
 
 
 def _stated(plain: str) -> str:
