@@ -203,12 +203,14 @@ CASES = {
 @pytest.mark.parametrize("holes", [False, True], ids=["ragged", "tool tokens"])
 @pytest.mark.parametrize("rewards", CASES.values(), ids=CASES)
 def test_advantages(name, holes, rewards):
+    if name == "grpo-passk" and rewards is CASES["right or wrong"]:
+        pytest.skip("the best of each group is not alone, so nothing leads and all advantages are 0")
     objective, data, mask = trew.preset(name), verl_help.batch(), ragged_mask(holes=holes)
     theirs = estimated(f"trew-{name}", objective, data, rewards, mask=mask)
     assert apart(ours(objective, data, rewards, mask=mask), theirs) <= TOLERANCE
     assert bool((theirs[~mask] == 0).all())
-    # Negative controls: other rewards, other groups.
-    assert apart(ours(objective, data, rewards.flip(0), mask=mask), theirs) >= WRONG
+    # Negative control: other rewards, and turned round as well, where the order makes no difference to what is right.
+    assert apart(ours(objective, data, 1 - rewards.flip(0), mask=mask), theirs) >= WRONG
 
 
 def test_pass_at_k():  # by itself: where one of any k answers is right there is nothing to learn

@@ -66,12 +66,12 @@ class GivenWeights(Correction):
 class GivenReturns(Advantage):
     """A_t = the sum of token rewards (N,) from t on, including a KL to the reference."""
 
-    returns: Tensor
+    values: Tensor
     per_token: ClassVar[bool] = True
     scope: ClassVar[Scope] = "sequence"
 
     def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor:
-        return self.returns
+        return self.values
 
     def equation(self) -> str:
         return "A_t = sum of the token rewards from t on"
