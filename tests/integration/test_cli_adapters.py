@@ -77,6 +77,7 @@ def test_a_run_that_was_resumed_is_the_run_that_never_stopped(recipe, tmp_path, 
     tables = [pq.read_table(run / "rollouts" / "000003.parquet") for run in (whole, tmp_path / "cut")]
     assert all(table.select(list(EFFECTS)).equals(tables[0].select(list(EFFECTS))) for table in tables)
     assert not any(tables[0][name].null_count for name in UNTAUGHT), "every token is pulled towards the reference"
+    assert tables[0]["teacher_logprobs"].null_count == len(tables[0])  # there is no teacher
 
     assert json.loads((whole / "final" / "adapter" / "adapter_config.json").read_text())["r"] == 96
     trained, plain = (dict(load_model(str(f)).named_parameters()) for f in (whole / "final", model))

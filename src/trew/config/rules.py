@@ -19,12 +19,10 @@ from .schema import (
     ClusterConfig,
     Config,
     CurriculumConfig,
-    DataConfig,
     EnvironmentConfig,
     LoraConfig,
     RewardConfig,
     SetConfig,
-    SftConfig,
 )
 
 AT_LEAST_ONE = (
@@ -203,34 +201,44 @@ def _rollout(c: Config) -> Iterator[str]:
 def _sft(c: Config) -> Iterator[str]:
     """Settings that do not belong together: those of demonstrations, and those of sampling."""
     yield from _need(c, 0 <= c.sft.epochs < math.inf, "sft.epochs", "0 (steps counts) or more")
-    if not c.demonstrates:
-        if c.sft != SftConfig():
-            changed = next(f.name for f in dataclasses.fields(SftConfig) if _differs(c.sft, SftConfig(), f.name))
-            yield (
-                f"sft.{changed}: got {_value(c, f'sft.{changed}')!r}, but [sft] is for demonstrations, and data.task "
-                f"is {c.task!r}; set data.task = 'demonstrations' (trew sft), or remove the table"
-            )
-        return
+    yield from _demonstrations(c) if c.demonstrates else _no_demonstrations(c)
+
+
+def _no_demonstrations(c: Config) -> Iterator[str]:
+    for name in _changed(c.sft)[:1]:
+        yield (
+            f"sft.{name}: got {_value(c, f'sft.{name}')!r}, but [sft] is for demonstrations, and data.task is "
+            f"{c.task!r}; set data.task = 'demonstrations' (trew sft), or remove the table"
+        )
+
+
+def _demonstrations(c: Config) -> Iterator[str]:
+    """What a training on demonstrations would ignore."""
     if odd := [one.task for one in c.sets if one.task not in DEMONSTRATED]:
         yield f"data.task: got {odd[0]!r} beside demonstrations, accepts {' or '.join(DEMONSTRATED)} for every set"
     if c.rewards:
         yield f"rewards: got {len(c.rewards)}, but demonstrations are not scored; remove them"
     for section, used in _USED.items():
-        given, usual = getattr(c, section), type(getattr(c, section))()
-        names = [f.name for f in dataclasses.fields(usual) if f.name not in used]
-        for name in (name for name in names if _differs(given, usual, name)):
-            yield (
-                f"{section}.{name}: got {getattr(given, name)!r}, but demonstrations leave nothing to sample, so that "
-                "it has no effect; remove it"
-            )
+        for name in _changed(getattr(c, section)):
+            if name not in used:
+                yield (
+                    f"{section}.{name}: got {_value(c, f'{section}.{name}')!r}, but demonstrations leave nothing to "
+                    "sample, so that it has no effect; remove it"
+                )
     for i, one in enumerate(c.sets):
-        for name in ("max_prompt_tokens", "overlong", "prompt_column"):
-            if _differs(one, DataConfig(), name):
-                where = f"data[{i}]" if isinstance(c.data, tuple) else "data"
+        where = f"data[{i}]" if isinstance(c.data, tuple) else "data"
+        for name in _changed(one):
+            if name in ("max_prompt_tokens", "overlong", "prompt_column"):
                 yield (
                     f"{where}.{name}: got {getattr(one, name)!r}, which demonstrations do not read; sft.max_tokens and "
                     "sft.overlong limit whole rows"
                 )
+
+
+def _changed(section: Any) -> list[str]:
+    """The keys of a section that differ from their defaults."""
+    usual = type(section)()
+    return [field.name for field in dataclasses.fields(section) if _differs(section, usual, field.name)]
 
 
 _USED = {

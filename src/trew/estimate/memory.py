@@ -281,17 +281,7 @@ def merged(s: Sizes) -> int:
 
 def memory(s: Sizes, config: Config, load: Load) -> Memory:
     """Sums all parts of all phases."""
-    always = (
-        {
-            "process": load.process,
-            "weights": weights(s, config),
-            "optimizer": optimizer(s, config),
-        }
-        | ({"teacher": load.teacher} if load.teacher else {})
-        | ({"critic": critic(s, config, load)} if load.critic else {})
-    )
-    # The optimizer reuses the memory that activations held, unless those lay in a separate arena.
-    apart = load.heap and load.body is None and update(s, config) > 0
+    always = _always(s, config, load)
     made: dict[str, int] = {"laid out": 0, "step": 0, "cache": 0}
     if config.cluster.rollout == "embedded":  # servers have their own memory: see cluster.py
         made = {
@@ -301,14 +291,7 @@ def memory(s: Sizes, config: Config, load: Load) -> Memory:
         }
     # Tensors being packed into 4 bits, several at once; the factor is measured.
     packing = 3 * s.linear if config.lora.base == "nf4" and config.lora.rank else 0
-    trained = {
-        # The critic's gradient is gone before the policy's is computed.
-        "gradients": max(gradients(s), 4 * s.weights if load.critic else 0),
-        "copies": low_copies(s, config, load),
-        "activations": body(s, config, load) if apart else max(body(s, config, load), update(s, config)),
-        "head": head(s, config, load),
-    } | ({"update": update(s, config)} if apart else {})
-    trained["proof"] = _beyond(proof(s, config, load), trained, load)
+    trained = _trained(s, config, load)
     generating, training = _kept(s, load, made, trained)
     kept, read = reference(s, config, load)
     parts = {
@@ -326,6 +309,33 @@ def memory(s: Sizes, config: Config, load: Load) -> Memory:
     if config.learner.optimizer == "adamw-offload":
         aside = 8 * (s.trained + (s.weights if load.critic else 0))
     return Memory(parts, aside)
+
+
+def _always(s: Sizes, config: Config, load: Load) -> dict[str, int]:
+    """What is there in every phase."""
+    parts = {"process": load.process, "weights": weights(s, config), "optimizer": optimizer(s, config)}
+    if load.teacher:
+        parts["teacher"] = load.teacher
+    if load.critic:
+        parts["critic"] = critic(s, config, load)
+    return parts
+
+
+def _trained(s: Sizes, config: Config, load: Load) -> dict[str, int]:
+    """What an optimizer step takes."""
+    # The optimizer reuses the memory that activations held, unless those lay in a separate arena.
+    apart = load.heap and load.body is None and update(s, config) > 0
+    parts = {
+        # The critic's gradient is gone before the policy's is computed.
+        "gradients": max(gradients(s), 4 * s.weights if load.critic else 0),
+        "copies": low_copies(s, config, load),
+        "activations": body(s, config, load) if apart else max(body(s, config, load), update(s, config)),
+        "head": head(s, config, load),
+    }
+    if apart:
+        parts["update"] = update(s, config)
+    parts["proof"] = _beyond(proof(s, config, load), parts, load)
+    return parts
 
 
 def _beyond(proof: int, trained: dict[str, int], load: Load) -> int:

@@ -194,6 +194,14 @@ def _unknown(table: Mapping[str, Any]) -> list[str]:
 
 def _shape(table: Mapping[str, Any]) -> list[str]:
     """What is missing or has the wrong form, one line each."""
+    found = [*_texts_problems(table), *_counts_problems(table)]
+    for key in ("set", "tune", "warm"):
+        if not isinstance(table.get(key, {}), dict):
+            found.append(f"{key}: got {table[key]!r}, accepts a table")
+    return found or [*_parts_problems(table), *_tune_problems(table)]
+
+
+def _texts_problems(table: Mapping[str, Any]) -> list[str]:
     found = [
         f"{key}: got {table.get(key)!r}, accepts a text{' ' + why if why else ''}"
         for key, why in (("name", "without spaces"), ("base", "(the recipe's path)"), ("baseline", ""))
@@ -206,14 +214,16 @@ def _shape(table: Mapping[str, Any]) -> list[str]:
         found.append(f"claims: got {claims!r}, accepts a list of texts")
     if not isinstance(table.get("question", ""), str):
         found.append(f"question: got {table['question']!r}, accepts a text")
+    return found
+
+
+def _counts_problems(table: Mapping[str, Any]) -> list[str]:
+    found = []
     for key, least in (("seeds", 2), ("tuning_seeds", 1)):
         count = table.get(key, least)
         if type(count) is not int or not least <= count <= _MOST_SEEDS:
             found.append(f"{key}: got {count!r}, accepts a whole number from {least} to {_MOST_SEEDS}")
-    for key in ("set", "tune", "warm"):
-        if not isinstance(table.get(key, {}), dict):
-            found.append(f"{key}: got {table[key]!r}, accepts a table")
-    return found or [*_parts_problems(table), *_tune_problems(table)]
+    return found
 
 
 def _parts_problems(table: Mapping[str, Any]) -> list[str]:

@@ -83,22 +83,30 @@ def with_frozen_logprobs(
     in_advantages = objective.distillation > 0 or (objective.beta > 0 and objective.reference.place != "loss")
     needed = several or stale or in_advantages
     canary = compare(plan, policy, groups, samples, batch, whole=needed and not stale)
-    untempered = norms_own = None
-    if "entropies" in objective.needs and batch.entropies is None:
-        untempered, entropies = policy.untempered(samples)
-        batch = batch.replace(entropies=entropies)
-    if "score_norms" in objective.needs:
-        norms_own, norms = policy.score_norms(samples)
-        batch = batch.replace(score_norms=norms)
+    batch, own = _measured(plan, policy, samples, batch)
     if needed:
-        # The pass for the score norms has given the policy's log-probs, too; at temperature 1, that for the entropies.
-        own = untempered if norms_own is None and config.rollout.temperature == 1 else norms_own
         batch = batch.replace(old_logprobs=_old_logprobs(plan, policy, samples, batch, canary, stale=stale, known=own))
     if "ref_logprobs" in objective.needs:
         batch = batch.replace(ref_logprobs=policy.logprobs(samples, reference=True))
     if "teacher_logprobs" in objective.needs:
         batch = batch.replace(teacher_logprobs=policy.teacher_logprobs(samples))
     return Frozen(batch, canary, on_policy=not (several or stale))
+
+
+def _measured(
+    plan: Plan, policy: Policy, samples: Sequence[TrainingSample], batch: TokenBatch
+) -> tuple[TokenBatch, torch.Tensor | None]:
+    """The batch with what the objective needs of the policy's distributions, and the policy's log-probs at the
+    temperature of the rollouts if a pass for it has given them."""
+    own = None
+    if "entropies" in plan.objective.needs and batch.entropies is None:
+        untempered, entropies = policy.untempered(samples)
+        batch = batch.replace(entropies=entropies)
+        own = untempered if plan.config.rollout.temperature == 1 else None
+    if "score_norms" in plan.objective.needs:
+        own, norms = policy.score_norms(samples)
+        batch = batch.replace(score_norms=norms)
+    return batch, own
 
 
 def _old_logprobs(

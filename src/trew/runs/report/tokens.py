@@ -16,6 +16,7 @@ from .token_texts import loaded, pieces
 
 _COLUMNS = ("group", "sample", "completion", "token_ids", "sampled", "score", "advantages", "weights", "coefficients")
 _SHADES = 3
+_EFFECTS = ("advantages", "weights", "coefficients")
 _MOST_TOKENS = 400
 _MOST_STEPS = 8
 """Steps that are searched, from the newest back, for a group that taught something."""
@@ -77,19 +78,15 @@ def _telling(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _coloured(tokenizer: Any, row: Mapping[str, Any], step: int) -> Coloured | None:
-    ids, sampled = row["token_ids"] or [], row["sampled"] or []
-    values = [row[name] for name in ("advantages", "weights", "coefficients")]
-    if len(sampled) != len(ids) or any(column is not None and len(column) != len(ids) for column in values):
+    ids = row["token_ids"] or []
+    columns = [row["sampled"] or [], *(row[name] or [None] * len(ids) for name in _EFFECTS)]
+    if any(len(column) != len(ids) for column in columns):
         return None  # they contradict each other: the table may come from anywhere
     found = pieces(tokenizer, ids, str(row["completion"] or ""))
     if not found.texts:
         return None
-    advantages, weights, coefficients = (column or [None] * len(ids) for column in values)
-    largest = max((abs(c) for c in coefficients if _known(c)), default=0.0)
-    classes = [
-        push(a, w, c, largest=largest) if own else "given"
-        for own, a, w, c in zip(sampled, advantages, weights, coefficients, strict=True)
-    ]
+    largest = max((abs(c) for c in columns[-1] if _known(c)), default=0.0)
+    classes = [push(a, w, c, largest=largest) if own else "given" for own, a, w, c in zip(*columns, strict=True)]
     counts = {"pushed up": "up", "pushed down": "down", "held": "held"}
     tallies = ((name, str(sum(c.startswith(kind) for c in classes))) for name, kind in counts.items())
     facts = (("step", str(step)), ("score", number(row["score"])), *tallies)
