@@ -86,18 +86,19 @@ class GAE(Advantage):
         return ("rewards", "values")
 
     def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor:
-        lam: float | Tensor = self.lam
-        if self.length_alpha:
-            span = self.length_alpha * batch.lengths.to(torch.float64)
-            lam = (1 - 1 / span).clamp(min=0.0)  # no tokens: 1 - inf
-        return self._estimate(rewards, batch=batch, lam=lam)
+        return self._estimate(rewards, batch=batch, lam=self._lam(batch))
 
     def returns(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor:
         assert batch.values is not None
-        estimate = self(rewards, batch=batch)
-        if self.critic_lam is not None:
-            estimate = self._estimate(rewards, batch=batch, lam=self.critic_lam)
-        return torch.where(batch.mask, estimate + batch.values, 0.0)
+        lam = self._lam(batch) if self.critic_lam is None else self.critic_lam
+        return torch.where(batch.mask, self._estimate(rewards, batch=batch, lam=lam) + batch.values, 0.0)
+
+    def _lam(self, batch: TokenBatch) -> float | Tensor:
+        """The policy's lam: one number, or one for each sequence."""
+        if not self.length_alpha:
+            return self.lam
+        span = self.length_alpha * batch.lengths.to(torch.float64)
+        return (1 - 1 / span).clamp(min=0.0)  # no tokens: 1 - inf
 
     def _estimate(self, rewards: Tensor, *, batch: TokenBatch, lam: float | Tensor) -> Tensor:
         assert batch.values is not None
