@@ -104,6 +104,18 @@ def test_the_gradient_is_that_of_the_textbook_s_loss(clip, settings):
     assert help.relative(got, flat) < 1e-4
 
 
+@pytest.mark.parametrize("budget", [16, 4096])
+def test_predictions_that_moved_beyond_the_clip_are_counted_from_those_of_every_pack(budget):
+    critic = made(clip=0.1, microbatch_tokens=budget)
+    batch = prepared(critic)
+    values = batch.values
+    assert float(values.abs()[batch.mask].min()) > 0
+    moved = torch.arange(len(values)) % 3 == 0
+    shifted = batch.replace(values=values + torch.where(moved, 0.2, 0.05))
+    expected = float((moved & batch.mask).sum()), float(batch.mask.sum())
+    assert critic.step(ITEMS, shifted).metrics["value_clipped"] == expected
+
+
 def test_bfloat16_is_near():
     exact, low = made(), made(dtype="bfloat16")
     batch = prepared(exact)
