@@ -101,6 +101,35 @@ def test_no_run_goes_on_without_its_study(server, place):
     wait_for(lambda: gone(family), study.text)
 
 
+def test_results_of_another_folder_are_continued(server, place, undisturbed):
+    """As on another machine: there are no folders of runs, only results.json, and later not even that."""
+    part = place / "part.json"
+    found = json.loads((place / "whole" / "results.json").read_text())
+    found["runs"] = [row for row in found["runs"] if row["seed"] == 1]
+    part.write_text(json.dumps(found))
+    text = server.run("study", "study.toml", "--out", "on", "--earlier", "part.json", "--dry-run", cwd=place)
+    assert "6 of 6 runs" in text
+    assert "8 runs, 2 to do" in text
+    part.unlink()
+    server.run("study", "study.toml", "--out", "on", cwd=place)
+    assert results(place / "on") == undisturbed
+    assert ended(place / "on") == 2
+
+
+def test_earlier_runs_with_other_settings_are_made_again(server, place, undisturbed):
+    text = (place / "study.toml").read_text()
+    assert "steps = 2" in (place / "r.toml").read_text()
+    (place / "longer.toml").write_text(text.replace("set = {", "set = {steps = 3, ", 1))
+    said = server.run("study", "longer.toml", "--out", "longer", "--earlier", "whole/results.json", "--dry-run",
+                      cwd=place)  # fmt: skip
+    assert "0 of 8 runs" in said
+    assert "8 have other settings" in said
+    assert "8 runs, 8 to do" in said
+    (place / "whole" / "none.json").write_text("[]")
+    said = server.run("study", "study.toml", "--earlier", "whole/none.json", cwd=place, code=2)
+    assert "has no results of trew study" in said
+
+
 def begun(server, place, *options):
     """A study that has ended one run more than before."""
     out = place / "killed"

@@ -6,10 +6,12 @@ import json
 
 import numpy as np
 
-from study_help import simulated
+from study_help import row, simulated, study
+from trew.study.design import Cell
+from trew.study.history import History
 from trew.study.pictures import draw
 from trew.study.report import page, write_report
-from trew.study.results import text
+from trew.study.results import assemble, text
 
 
 def test_results_read_back_and_the_page_is_the_same(tmp_path):
@@ -23,3 +25,22 @@ def test_results_read_back_and_the_page_is_the_same(tmp_path):
     for name in draw(found):
         assert (tmp_path / name).read_text().startswith("<svg")
         assert name in (tmp_path / "report.md").read_text()
+
+
+def test_an_algorithm_that_fails_more_often_is_called_worse_by_that(tmp_path):
+    """All runs end at the same accuracy; of one algorithm every run has failed."""
+    rows = [row(name, seed, 0.5, failed="numbers not finite" if name == "other" else "")
+            for name in ("clip", "other", "same") for seed in range(1, 11)]  # fmt: skip
+    design = study(tmp_path)
+    found = assemble(design, {}, dict.fromkeys(design.cells, 0.01), rows, History.read(tmp_path))
+    lines = list(page(found))
+    held = lines[lines.index("Share of runs that did not fail:") :]
+    verdicts = {name: next(line for line in held if line.startswith(f"| {name} ")) for name in ("other", "same")}
+    assert "-1.000 [-1.000, -1.000]" in verdicts["other"]
+    assert verdicts["other"].endswith("| worse |")
+    assert verdicts["same"].endswith("| equal |")
+    # Nothing is said of failures where there are none.
+    whole = assemble(
+        design, {}, {Cell("sums", "off", "clip"): 0.01}, [r for r in rows if not r.failed], History(tmp_path)
+    )
+    assert "Share of runs that did not fail:" not in list(page(whole))

@@ -17,6 +17,7 @@ def study(
     hours: float | None = None,
     jobs: int = 1,
     only: str = "",
+    earlier: tuple[Path, ...] = (),
     status: bool = False,
     dry_run: bool = False,
 ) -> int:
@@ -33,6 +34,8 @@ def study(
         hours: Start no more runs after so many hours.
         jobs: Runs at once, each on one thread.
         only: Cells to run: names of a regime, a task or an algorithm, with / between them, as off/sums.
+        earlier: Results of parts that were run elsewhere (results.json): their runs count as done where settings and
+            starting weights are the same. The study's folder keeps them.
         status: Print how far the study is, and run nothing.
         dry_run: Check every cell, print the number of runs, and run nothing.
     """
@@ -55,7 +58,7 @@ def study(
     plan = load(design)
     cells = chosen(plan, only)
     deadline = None if hours is None else time.monotonic() + 3600 * hours
-    conduct = Conduct(plan, out or Path("runs") / plan.name, cells, jobs, Display().line, deadline)
+    conduct = Conduct(plan, out or Path("runs") / plan.name, cells, jobs, Display().line, deadline, earlier)
     if status:
         print("\n".join(conduct.status()))
     elif dry_run:

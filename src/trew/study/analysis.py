@@ -19,6 +19,10 @@ from .rows import Row
 REACHED = (0.5, 0.8)
 """Shares of the best algorithm's final accuracy; how many completions a run needs to get there is reported."""
 
+_SCORES: tuple[Callable[[Row], float], ...] = (
+    lambda row: row.final, lambda row: row.area, lambda row: float(not row.failed)
+)  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Regime:
@@ -28,6 +32,7 @@ class Regime:
     rows: Mapping[str, Sequence[Row]]  # by algorithm, sorted by name
     final: Comparison | None  # of the final accuracy; None if nothing can be compared
     area: Comparison | None  # of the mean height of the held-out curve
+    held: Comparison | None  # of the share of runs that did not fail
     why_not: str  # the reason for None
 
     def failures(self, algorithm: str) -> Counter[str]:
@@ -70,14 +75,14 @@ def tuning(found: Mapping[str, Any]) -> dict[Cell, Tuned]:
 
 def _regime(name: str, rows: Mapping[str, Sequence[Row]], baseline: str) -> Regime:
     if baseline not in rows:
-        return Regime(name, rows, None, None, f"no run of the baseline {baseline} has ended")
+        return Regime(name, rows, None, None, None, f"no run of the baseline {baseline} has ended")
     try:
-        final, area = (_compared(rows, baseline, of) for of in (lambda row: row.final, lambda row: row.area))
+        final, area, held = (_compared(rows, baseline, score) for score in _SCORES)
     except DataError:
-        return Regime(name, rows, None, None, "the algorithms have fewer than two seeds in common")
+        return Regime(name, rows, None, None, None, "the algorithms have fewer than two seeds in common")
     if not final.versus:
-        return Regime(name, rows, None, None, "no algorithm has two seeds in common with the baseline")
-    return Regime(name, rows, final, area, "")
+        return Regime(name, rows, None, None, None, "no algorithm has two seeds in common with the baseline")
+    return Regime(name, rows, final, area, held, "")
 
 
 def _compared(rows: Mapping[str, Sequence[Row]], baseline: str, score: Callable[[Row], float]) -> Comparison:

@@ -14,7 +14,7 @@ from ..config import load
 from ..errors import ConfigError
 from ..runs.files import write_atomic
 from ..runs.lock import Lock
-from . import results, work
+from . import earlier, results, work
 from .choice import choose
 from .design import Cell, Run, Study, reported_runs, tuning_runs
 from .history import History
@@ -37,6 +37,8 @@ class Conduct:
     jobs: int
     say: Callable[[str], object]
     deadline: float | None = None  # of time.monotonic(); no run is started after it
+    given: Sequence[Path] = ()  # results of parts that were run elsewhere
+    parts: Sequence[earlier.Earlier] = ()  # these, and those of earlier calls
     models: dict[str, dict[str, Any]] = field(default_factory=dict)  # by task, if the study makes them
     rows: dict[Run, Row] = field(default_factory=dict)
     fresh: list[float] = field(default_factory=list)  # seconds of the runs of this call
@@ -67,9 +69,12 @@ class Conduct:
         lock = Lock(self.out / "study.lock")
         try:
             with Pool(self.jobs).open() as pool:
+                given = [*map(earlier.Earlier.read, self.given)]
                 self.make_models(pool)
                 self.check(pool)
+                self.add(given)
                 self.collect()
+                self.say_parts()
                 yield pool
         finally:
             lock.release()
@@ -125,20 +130,38 @@ class Conduct:
         job.log.unlink(missing_ok=True)
         job.result.unlink(missing_ok=True)
 
+    def add(self, parts: Sequence[earlier.Earlier]) -> None:
+        """Keeps the results of parts that were run elsewhere in this folder, unless their runs began otherwise."""
+        if problems := [*earlier.foreign_weights(parts, self.models)]:
+            raise ConfigError(problems)
+        for part in parts:
+            earlier.keep(part, self.out)
+            History.begin(self.out, part.study, part.designs)
+
     # ---- what is there
 
     def collect(self) -> None:
         """Reads all runs that have ended, those of cells that ``--only`` leaves out too. Tuning runs come first: they
         decide which others belong to the study."""
+        self.parts = earlier.kept(self.out)
         for run in tuning_runs(self.study, self.study.cells):
             self._look(run)
         for run in reported_runs(self.study, self.study.cells, self.chosen):
             self._look(run)
 
     def _look(self, run: Run) -> None:
+        if run in self.rows:
+            return
         place = self.place(run)
-        if run not in self.rows and place.state() in _FINAL:
+        if place.state() in _FINAL:
             self.rows[run] = read_row(run, place)
+        elif (row := self._elsewhere(run, place.fingerprint)) is not None:
+            self.rows[run] = row
+
+    def _elsewhere(self, run: Run, settings: str) -> Row | None:
+        """The row of a run that was made elsewhere with the same settings from the same weights."""
+        of = [part for part in self.parts if run in part.rows]
+        return next((p.rows[run] for p in of if p.settings(run, self.study.base.parent) == settings), None)
 
     @property
     def chosen(self) -> dict[Cell, float | None]:
@@ -230,6 +253,13 @@ class Conduct:
         write_atomic(self.out / "results.json", lambda file: file.write(results.text(found).encode()))
         write_report(found, self.out)
         return found
+
+    def say_parts(self) -> None:
+        """Says how many runs of each part that was made elsewhere count."""
+        for part in self.parts:
+            used = sum(self.rows.get(run) is row for run, row in part.rows.items())
+            other = f"; {len(part.rows) - used} have other settings, or are here" if used < len(part.rows) else ""
+            self.say(f"{used} of {len(part.rows)} runs of {part.source.name} count{other}")
 
     def say_choices(self) -> None:
         """Writes down, before the first reported run, which value each cell has."""

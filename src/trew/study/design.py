@@ -62,6 +62,13 @@ class Study:
         warm = None if self.warm is None else {f.name: getattr(self.warm, f.name) for f in fields(self.warm)}
         return json.loads(json.dumps(plain | {"warm": warm}))
 
+    @staticmethod
+    def from_json(plain: Mapping[str, Any]) -> Study:
+        """The study that ``to_json`` wrote. Its recipe's content is there, but not the place of the recipe."""
+        table: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in plain.items()}
+        warm = table.pop("warm")
+        return Study(base=Path(), warm=None if warm is None else Warm(**warm), **table)
+
     @property
     def cells(self) -> list[Cell]:
         return [Cell(*names) for names in itertools.product(self.tasks, self.regimes, self.algorithms)]

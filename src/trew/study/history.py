@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,14 @@ class History:
         kept = [d for i, d in enumerate(self.designs) if self._had_runs(i, runs)]
         write_json(self.folder / _FILE, [*kept, own])
         return [f"changed after {runs} runs: {line}" for line in changes(kept[-1], own)] if kept else []
+
+    @staticmethod
+    def begin(folder: Path, study: Study, designs: Sequence[Mapping[str, Any]]) -> None:
+        """Begins a folder's history with that of a study that goes on there, unless it has one of its own. A study
+        whose design never changed has no designs but its own."""
+        if not (folder / _FILE).exists():
+            only = {"digest": study.digest, "runs_before": 0, "design": study.to_json()}
+            write_json(folder / _FILE, list(designs) or [only])
 
     def _had_runs(self, number: int, now: int) -> bool:
         after = self.designs[number + 1]["runs_before"] if number + 1 < len(self.designs) else now

@@ -86,7 +86,7 @@ def _regime(found: Mapping[str, Any], regime: Regime, images: str) -> Iterator[s
     design = found["design"]
     settings = ", ".join(f"`{key} = {value}`" for key, value in design["regimes"][regime.name].items()) or "no changes"
     yield from [f"### Regime `{regime.name}`: {settings}", ""]
-    if regime.final is None or regime.area is None:
+    if regime.final is None or regime.area is None or regime.held is None:
         yield from [f"Nothing is compared: {regime.why_not}.", ""]
     else:
         name = pictures.forest_name(found, regime)
@@ -96,6 +96,10 @@ def _regime(found: Mapping[str, Any], regime: Regime, images: str) -> Iterator[s
         yield from ["", *_reading(regime.final), "", "Mean height of the held-out curve:", ""]
         yield from markdown(comparison_table(found, regime, regime.area))
         yield ""
+        if any(row.failed for rows in regime.rows.values() for row in rows):
+            yield from ["Share of runs that did not fail:", ""]
+            yield from markdown(comparison_table(found, regime, regime.held))
+            yield ""
     yield from ["How the runs went, means over runs:", "", *markdown(_conduct_table(regime)), ""]
     for name in pictures.curve_names(found, regime):
         yield from [f"![Held-out accuracy in {regime.name}]({images}{name})", ""]

@@ -25,6 +25,7 @@ def assemble(
         "digest": study.digest,
         "design": study.to_json(),
         "changed": history.lines(),
+        "history": list(history.designs) if len(history.designs) > 1 else [],
         "models": {task: {k: v for k, v in about.items() if k != "design"} for task, about in models.items()},
         "chosen": {cell.name: value for cell, value in sorted(chosen.items())},
         "machine": {"python": platform.python_version(), "system": platform.platform(terse=True)},
