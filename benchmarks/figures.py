@@ -14,6 +14,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+import learning_results
 from trew.runs.report import Series, line_chart
 from trew.runs.report.svg import CSS, side_by_side
 
@@ -30,7 +31,7 @@ MIB = 2**20
 
 def files() -> dict[Path, str]:
     """Every generated file with what should be in it."""
-    step, hf, floor, scaling, paths = (load(name) for name in ("step", "generate", "floor", "scaling", "paths"))
+    step, hf, floor, scaling, paths, learning = map(load, ("step", "generate", "floor", "scaling", "paths", "learning"))
     tables = {
         "machine": (machine, step),
         "step": (step_table, step),
@@ -39,6 +40,7 @@ def files() -> dict[Path, str]:
         "floor": (floor_table, floor),
         "scaling": (scaling_table, scaling),
         "paths": (paths_table, paths),
+        "learning": (learning_results.page, learning),
     }
     parts = {name: written(make, found) for name, (make, found) in tables.items()}
     shown = [row for row in step["rows"] if row["setting"] in ("fixed-fp32", "ragged-fp32", "fixed-default")]
@@ -56,6 +58,7 @@ def files() -> dict[Path, str]:
         ),
         IMAGES / "performance-step.svg": stacked(shown),
         IMAGES / "performance-scaling.svg": scaling_picture(scaling),
+        IMAGES / "performance-learning.svg": learning_results.picture(learning),
     }
 
 

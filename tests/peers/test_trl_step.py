@@ -1,8 +1,9 @@
-"""The benchmark's two sides are of the same work: the real GRPOTrainer learns from trew's completions as trew does."""
+"""The sides of the benchmarks beside TRL have the same work: the real GRPOTrainer learns as trew does."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -27,3 +28,25 @@ def test_gradient_norms_agree(tmp_path):
         assert norm["ours"] == pytest.approx(norm["peer"], rel=1e-4)
         assert row["ratio"] == pytest.approx(row["seconds"]["peer"] / row["seconds"]["ours"])
     assert {"old", "ref", "forward", "backward"} <= set(rows[1]["phases"]["peer"])
+
+
+@pytest.mark.skipif(not OURS.exists(), reason="trew's own environment .venv is not there: make test")
+def test_learning_beside_trl(tmp_path):
+    """Both sides of benchmarks/learning.py: the same prompts and the same evaluation before training, or it stops."""
+    import tiny
+
+    tiny.save(tmp_path / "lm")
+    out = tmp_path / "learning.json"
+    command = [OURS, ROOT / "benchmarks" / "learning.py", "--peer", "trl", "--seeds", "0", "--steps", "2",
+               "--prompts", "2", "--completions", "4", "--eval-size", "3", "--peer-rows", "2",
+               "--runs", tmp_path / "runs", "--json", out,
+               "--set", f"model={tmp_path / 'lm'}", "--set", "chat_template=plain"]  # fmt: skip
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())
+    assert [(row["side"], row["seed"]) for row in found["rows"]] == [("trew", 0), ("trl", 0)]
+    for row in found["rows"]:
+        assert [at["step"] for at in row["evaluations"]] == [0, 2]
+        assert [at["rollouts"] for at in row["steps"]] == [8, 8]
+    assert found["summary"]["pairs"]["pairs"] == 1

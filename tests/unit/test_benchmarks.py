@@ -35,7 +35,7 @@ def module(monkeypatch):
 @pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py")))
 def test_everything_that_is_imported_is_there(module, name):
     """Most of these run by hand only: one that has lost what it imports would not be seen."""
-    if name == "work_trl":
+    if name in ("work_trl", "learning_trl"):
         pytest.importorskip("trl", exc_type=ImportError)
     assert module(name).__doc__
 
@@ -243,6 +243,161 @@ def test_an_asynchronous_run_is_judged_by_what_it_could_be(module):
     assert (found["seconds"], found["learning"], found["generation"]) == (2.0, 1.5, pytest.approx(6 / 5))
     assert (found["waits"], found["idle"], found["slots idle"]) == (0.25, 0.1, pytest.approx(0.4))
     assert found["ages"] == {"0": 0.25, "1": 0.75}
+
+
+# ----------------------------------------------------------------------------------------------- learning beside a peer
+
+
+def learned(side: str, seed: int, seconds: float, *accuracies: float) -> dict[str, Any]:
+    """A finished run of one side whose steps all take ``seconds``, with an evaluation before and after each of them."""
+    steps = [
+        {"seconds": n * seconds, "processor_seconds": n * seconds / 2, "accuracy": accuracy, "rollouts": 8,
+         "completion_tokens": 40, "prompts": f"{seed}-{n}"}
+        for n, accuracy in enumerate(accuracies[:-1], 1)
+    ]  # fmt: skip
+    evaluations = [
+        {"step": n, "seconds": n * seconds, "processor_seconds": n * seconds / 2, "accuracy": {"mean": accuracy}}
+        for n, accuracy in enumerate(accuracies)
+    ]
+    budget = {"seed": seed, "steps": len(steps), "prompts": 2, "completions": 4, "minibatch_prompts": 1,
+              "eval_every": 1, "eval_size": 200, "threads": 1, "peer_rows": 0, "overrides": []}  # fmt: skip
+    load = {"foreign_cpu": 0.5, "before": [1, 1, 1], "after": [1, 1, 1]}
+    return {"side": side, "seed": seed, "budget": budget, "steps": steps, "evaluations": evaluations, "load": load,
+            "versions": {side: "1.0"}}  # fmt: skip
+
+
+def test_learning_is_compared_within_pairs(module):
+    """Counted by hand. Seed 2 has no pair and counts for its side alone."""
+    rows = [
+        learned("trew", 0, 10.0, 0.1, 0.2, 0.3), learned("trl", 0, 40.0, 0.1, 0.3, 0.2),
+        learned("trew", 1, 10.0, 0.1, 0.1, 0.2), learned("trl", 1, 160.0, 0.1, 0.1, 0.1),
+        learned("trew", 2, 40.0, 0.1, 0.2, 0.3),
+    ]  # fmt: skip
+    found = module("learning_results").summary(rows)
+    ours, theirs, pairs = found["sides"]["trew"], found["sides"]["trl"], found["pairs"]
+    assert (ours["runs"], theirs["runs"], pairs["pairs"]) == (3, 2, 2)
+    assert ours["seconds"]["mean"] == pytest.approx((20 + 20 + 80) / 3)
+    assert pairs["seconds_ratio"]["mean"] == pytest.approx(8.0)  # of 4 and 16
+    assert pairs["seconds_ratio"]["low"] < 4 < 16 < pairs["seconds_ratio"]["high"]
+    assert ours["reached"]["0.2"]["runs"] == 3
+    assert theirs["reached"]["0.2"] == {
+        "runs": 1, "seconds": {"mean": pytest.approx(20.0), "low": None, "high": None},
+        "processor_seconds": {"mean": pytest.approx(10.0), "low": None, "high": None},
+    }  # fmt: skip
+    to = pairs["processor_seconds_to_0.2_ratio"]
+    assert (to["pairs"], to["mean"]) == (1, pytest.approx(2.0))  # 5 and 10; seed 1 of TRL never reaches it
+    assert pairs["accuracy_after_difference"]["mean"] == pytest.approx(-0.1)
+    assert pairs["peer_steps_in_the_same_seconds"] == 0
+
+
+def test_the_clock_of_learning_leaves_evaluations_out(module, monkeypatch):
+    sides, now = module("learning_sides"), [0.0]
+    monkeypatch.setattr(sides.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(sides.time, "process_time", lambda: now[0] / 2)
+    curve = sides.Curve(sides.Budget.of(learned("trew", 0, 1.0, 0.1, 0.2)["budget"]))
+
+    def evaluate(seconds: float) -> None:
+        with curve.evaluating() as row:
+            now[0] += seconds
+            row["accuracy"] = {"mean": 0.5}
+
+    now[0] += 100.0  # loading
+    evaluate(7.0)
+    now[0] += 3.0
+    curve.step(scores=[1.0, 0.0], lengths=[2, 3], prompt_ids=[[1, 2]])
+    evaluate(9.0)
+    now[0] += 4.0
+    curve.step(scores=[1.0, 1.0], lengths=[2, 2], prompt_ids=[[2, 1]])
+    assert [(row["seconds"], row["processor_seconds"], row["accuracy"]) for row in curve.steps] == [
+        (3.0, 1.5, 0.5), (7.0, 3.5, 1.0)
+    ]  # fmt: skip
+    assert [(row["step"], row["seconds"]) for row in curve.evaluations] == [(0, 0.0), (1, 3.0)]
+    assert curve.steps[0]["prompts"] != curve.steps[1]["prompts"]
+
+
+def learning(module, monkeypatch, tmp_path, *args: str) -> Any:
+    """learning.py, with these arguments, its results in ``tmp_path``."""
+    where = ["--runs", str(tmp_path / "runs"), "--json", str(tmp_path / "learning.json")]
+    monkeypatch.setattr(sys, "argv", ["learning.py", *where, *args])
+    return module("learning")
+
+
+def test_a_finished_run_of_learning_is_kept(module, monkeypatch, tmp_path):
+    own = learning(module, monkeypatch, tmp_path, "--only", "trew", "--seeds", "0", "1", "--prompts", "2")
+    args, asked = own.arguments(), []
+    args.runs.mkdir()
+
+    def run(args: Any, side: str, seed: int) -> None:
+        asked.append((side, seed))
+        own.file_of(args, side, seed).write_text(json.dumps(learned(side, seed, 1.0, 0.1, 0.2)))
+
+    run(args, "trew", 0)
+    own.conduct(args, run)
+    assert asked == [("trew", 0), ("trew", 1)]
+    args.only, args.hours = None, 0.0  # no time left
+    own.conduct(args, run)
+    assert len(asked) == 2
+    args.hours = None
+    own.conduct(args, run)
+    assert asked[2:] == [("trl", 0), ("trl", 1)]
+    assert own.order(0) != own.order(1)
+
+
+@pytest.mark.parametrize(("key", "value"), [("prompts", "other"), ("rollouts", 7)])
+def test_other_work_beside_a_peer_is_refused(module, key, value):
+    pair = {side: learned(side, 0, 1.0, 0.1, 0.2) for side in ("trew", "trl")}
+    module("learning").check_same(pair, 0)
+    pair["trl"]["steps"][0][key] = value
+    with pytest.raises(SystemExit, match=f"not the same work: {key}"):
+        module("learning").check_same(pair, 0)
+
+
+def test_another_evaluation_beside_a_peer_is_refused(module):
+    pair = {side: learned(side, 0, 1.0, 0.1, 0.2) for side in ("trew", "trl")}
+    pair["trl"]["evaluations"][0]["accuracy"]["mean"] = 0.2
+    with pytest.raises(SystemExit, match="not the same evaluation"):
+        module("learning").check_same(pair, 0)
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [(["--minibatch-prompts", "3"], "got 3, accepts a divisor of --prompts, 4"),
+     (["--peer-rows", "5"], "got 5, accepts a divisor of the completions of an optimizer step, 12"),
+     (["--steps", "9"], "has another budget")],
+)  # fmt: skip
+def test_an_impossible_budget_is_refused(module, monkeypatch, capsys, tmp_path, args, told):
+    own = learning(module, monkeypatch, tmp_path, "--only", "trew", *args)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "trew-0.json").write_text(json.dumps(learned("trew", 0, 1.0, 0.1, 0.2)))
+    with pytest.raises(SystemExit, match="2"):
+        own.arguments()
+    assert told in capsys.readouterr().err
+
+
+def test_our_side_of_learning_runs(module, monkeypatch, tmp_path):
+    """A short run of a tiny model, evaluated before and after, and the page's part made from it."""
+    import tiny
+
+    tiny.save(tmp_path / "lm")
+    own = learning(
+        module, monkeypatch, tmp_path, "--only", "trew", "--seeds", "1", "--steps", "2", "--prompts", "2",
+        "--completions", "4", "--eval-size", "3", "--set", f"model={tmp_path / 'lm'}", "--set", "chat_template=plain",
+    )  # fmt: skip
+    monkeypatch.setattr(own, "start", lambda command, environment: forked(command))
+    own.main()
+    found = json.loads((tmp_path / "learning.json").read_text())
+    (row,) = found["rows"]
+    assert [at["step"] for at in row["evaluations"]] == [0, 2]
+    assert row["evaluations"][1]["seconds"] == pytest.approx(row["steps"][1]["seconds"], abs=0.5)
+    assert [at["rollouts"] for at in row["steps"]] == [8, 8]
+    assert 0 < row["steps"][0]["seconds"] < row["steps"][1]["seconds"]
+    text, image = module("learning_results").page(found), module("learning_results").picture(found)
+    assert "1 of trew" in text
+    assert "No seed has been run on both sides yet" in text
+    assert image.startswith("<svg")
+
+
+# ------------------------------------------------------------------------------------------------------------ crashes
 
 
 ENTRIES: list[dict[str, Any]] = [
