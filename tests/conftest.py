@@ -10,6 +10,7 @@ import pytest
 from jaxtyping import install_import_hook
 
 import tiers
+import unestimated
 from forks import Server
 
 os.environ.pop("HF_HUB_OFFLINE", None)  # tests of what is said offline set it themselves
@@ -33,9 +34,19 @@ def server() -> Iterator[Server]:
 
 
 def pytest_collection_finish() -> None:
-    """What is imported and collected stays: no collection of garbage looks at it again, which takes a second each."""
+    """What is imported and collected stays: no collection of garbage looks at it again, which takes a second each. Runs
+    of tests leave out what none of them reads."""
+    unestimated.leave_out()
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def estimated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of this process estimate their memory, as they do outside of tests."""
+    from trew.estimate.planned import planned
+
+    monkeypatch.setattr("trew.training.build.planned", planned)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -26,6 +26,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import unestimated
+
 PATIENCE = 180.0  # seconds until something that must happen counts as never
 
 
@@ -119,19 +121,20 @@ class Server:
         self._started.remove(pid)
 
     def start(
-        self, *args: str | Path, cwd: Path, hold: str = "", terminal: str = "", stdin: str = os.devnull, **env: str
-    ) -> Command:
+        self, *args: str | Path, cwd: Path, hold: str = "", terminal: str = "", stdin: str = os.devnull,
+        estimated: bool = False, **env: str,
+    ) -> Command:  # fmt: skip
         """Starts ``trew ARGS`` in ``cwd``; ``terminal`` is the path of one that it is to own, ``stdin`` that of what it
-        reads."""
+        reads; ``estimated``: a run estimates its memory."""
         self._count += 1
         folder = cwd / f"command-{self._count}"
         folder.mkdir()
         order = {"args": [*map(str, args)], "cwd": str(cwd), "folder": str(folder), "hold": hold, "env": env}
-        pid = self.ask({**order, "terminal": terminal, "stdin": stdin})
+        pid = self.ask({**order, "terminal": terminal, "stdin": stdin, "estimated": estimated})
         self._started.append(pid)
         return Command(self, pid, folder)
 
-    def run(self, *args: str | Path, cwd: Path, code: int = 0, **options: str) -> str:
+    def run(self, *args: str | Path, cwd: Path, code: int = 0, **options: Any) -> str:
         """Runs a command to its end, which must have ``code``; what it printed. ``options`` are for :meth:`start`."""
         command = self.start(*args, cwd=cwd, **options)
         assert command.wait() == code, command.text()
@@ -217,8 +220,12 @@ def look_at_a_model() -> None:
         assert loading.check(str(tiny.save(folder))) == []
 
 
-def child(args: list[str], cwd: str, folder: str, hold: str, env: dict[str, str], terminal: str, stdin: str) -> None:
+def child(
+    args: list[str], cwd: str, folder: str, hold: str, env: dict[str, str], terminal: str, stdin: str, estimated: bool
+) -> None:
     os.setsid()
+    if not estimated:
+        unestimated.leave_out()
     place = Path(folder)
     if terminal:
         out = err = os.open(terminal, os.O_RDWR)  # the first terminal that a session opens is its own

@@ -97,7 +97,7 @@ def same_learning(a: Path, b: Path) -> None:
 
 
 def test_a_run_leaves_everything_that_its_folder_promises(recipe, tmp_path, cli):
-    out = cli("train", recipe)
+    out = cli("train", recipe, estimated=True)
     run = tmp_path / "runs" / "tiny"
     assert "before training (n = 10)" in out
     assert "tokens/s" in out

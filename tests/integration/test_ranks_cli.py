@@ -69,22 +69,22 @@ def folder(tmp_path_factory) -> Path:
 
 
 def start(
-    server: Server, folder: Path, size: int, *args: str, hold: dict[int, str] | None = None, **env: str
+    server: Server, folder: Path, size: int, *args: str, hold: dict[int, str] | None = None, **options: Any
 ) -> list[Command]:
     """The ranks of a run, as torchrun would start them."""
     port, asked = free_port(), f"cluster.learner={size}"
     return [
         server.start(
             "train", "r.toml", *args, "--set", asked, cwd=folder, hold=(hold or {}).get(rank, ""),
-            **(variables(rank, size, port) if size > 1 else {}), **env,
+            **(variables(rank, size, port) if size > 1 else {}), **options,
         )
         for rank in range(size)
     ]  # fmt: skip
 
 
-def run(server: Server, folder: Path, size: int, *args: str, codes: tuple[int, ...] = ()) -> str:
+def run(server: Server, folder: Path, size: int, *args: str, codes: tuple[int, ...] = (), **options: Any) -> str:
     """Runs all ranks to their end; what rank 0 printed."""
-    commands = start(server, folder, size, *args)
+    commands = start(server, folder, size, *args, **options)
     found = tuple(command.wait() for command in commands)
     texts = [command.text() for command in commands]
     assert found == (codes or (0,) * size), "\n".join(texts)
@@ -125,7 +125,7 @@ def alone(server, folder) -> str:
 
 @pytest.fixture(scope="module")
 def pair(server, folder) -> str:
-    run(server, folder, 2, "--out", "pair")
+    run(server, folder, 2, "--out", "pair", estimated=True)
     return "pair"
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import mmap
+import random
 
 import pytest
+import torch
 
 import run_help
 from trew.runs import RunFolder
@@ -17,6 +19,8 @@ from trew.utils import memory as measuring
 from trew.utils.memory import Peaks
 
 MIB = 1 << 20
+
+pytestmark = pytest.mark.usefixtures("estimated")
 
 
 def hold(size: int) -> None:
@@ -94,6 +98,15 @@ def test_several_processes_are_planned_one_by_one(config):
     plan = dataclasses.replace(planning.plan(config), config=dataclasses.replace(config, cluster=cluster))
     who = [process["who"] for process in _planned(plan)["processes"]]
     assert who == ["rank 0", "rank 1", "server 0", "server 1", "weights for servers"]
+
+
+def test_a_plan_leaves_the_numbers_that_a_run_draws_as_they_were(config):
+    plan = planning.plan(config)
+    torch.manual_seed(5)
+    want, python = torch.get_rng_state(), random.getstate()
+    assert "processes" in _planned(plan)
+    assert torch.equal(torch.get_rng_state(), want)
+    assert random.getstate() == python
 
 
 def test_a_run_does_not_fail_because_of_its_plan(config, monkeypatch):

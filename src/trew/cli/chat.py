@@ -12,6 +12,7 @@ from ..errors import ConfigError, Problems
 if TYPE_CHECKING:
     from ..rollout.conversation import Voice
     from ..types import Sampling
+    from .chosen_model import Chosen
 
 
 def chat(
@@ -59,11 +60,7 @@ def chat(
 
     problems = Problems(_option_problems(temperature, top_p, max_tokens, seed))
     after = problems.attempt(lambda: choose(model, step=step, base=base, chat_template=chat_template))
-    chosen = [] if after is None else [after]
-    if before and after is not None and (first := problems.attempt(after.before)) is not None:
-        chosen.insert(0, first)
-    for each in chosen:
-        problems += each.problems()
+    chosen = _speakers(after, problems, before=before)
     place = problems.attempt(lambda: resolve_device(device))
     if problems:
         raise ConfigError(problems)
@@ -77,6 +74,16 @@ def chat(
     names = ("before", "after") if before else ("answer",)
     voices = [each.voice(n, device=place, dtype=dtype, system=system) for n, each in zip(names, chosen, strict=True)]
     return _talk(voices, sampling, question or questions, json=json)
+
+
+def _speakers(after: Chosen | None, problems: Problems, *, before: bool) -> list[Chosen]:
+    """The models that answer, in the order in which they are shown; adds what is wrong with them to ``problems``."""
+    chosen = [] if after is None else [after]
+    if before and after is not None and (first := problems.attempt(after.before)) is not None:
+        chosen.insert(0, first)
+    for each in chosen:
+        problems += each.problems()
+    return chosen
 
 
 def _option_problems(temperature: float | None, top_p: float | None, max_tokens: int, seed: int) -> list[str]:

@@ -89,14 +89,13 @@ def compare(
     pairs = _common([base, *paired])
     if paired and not pairs:
         raise DataError(_nothing_common([base, *paired]))
-    compared = [base, *paired] if paired else []
     return Comparison(
         baseline=baseline,
         groups=tuple(summary(group, level=level) for group in groups),
         versus=tuple(_versus(base, paired, pairs, 1.0 if better == "higher" else -1.0, level, power)),
         pairs=tuple(pairs),
         unpaired=tuple(group.name for group in others if group not in paired),
-        unused=tuple((g.name, pair) for g in compared for pair in sorted(g.scores) if pair not in set(pairs)),
+        unused=_unused([base, *paired], pairs) if paired else (),
     )
 
 
@@ -119,6 +118,11 @@ def _common(groups: Sequence[GroupScores]) -> list[Pair]:
     shared = sorted(set.intersection(*(set(group.scores) for group in groups)))
     counts = {task: sum(pair[0] == task for pair in shared) for task, _ in shared}
     return [pair for pair in shared if counts[pair[0]] >= 2]
+
+
+def _unused(compared: Sequence[GroupScores], pairs: Sequence[Pair]) -> tuple[tuple[str, Pair], ...]:
+    """The runs whose pair some other group lacks."""
+    return tuple((group.name, pair) for group in compared for pair in sorted(group.scores.keys() - set(pairs)))
 
 
 def _nothing_common(groups: Sequence[GroupScores]) -> str:

@@ -164,11 +164,10 @@ def _count(
 ) -> EvalResult:
     # None: no reward could judge the completion. Counting it as wrong would blame the model for the grader.
     judged = [[v for v in row if v is not None] for row in verdicts]
-    # Pairs, not a dict: two prompts of equal text have one uid and still count as two.
-    accuracies = [(g.group.prompt, sum(v) / len(v)) for g, v in zip(scored, judged, strict=True) if v]
+    accuracies = _accuracies(scored, judged)
     pass_at = _pass_at(judged, samples)
     completions = [c for g in scored for c in g.group.rollouts]
-    tokens = sum(map(len, completions))
+    tokens, truncated = sum(map(len, completions)), sum(c.status == "truncated" for c in completions)
     return EvalResult(
         accuracy=cluster_interval([accuracy for _, accuracy in accuracies], samples=samples),
         n=len(accuracies),
@@ -178,7 +177,7 @@ def _count(
         pass_at={k: v.mean for k, v in pass_at.items()},
         pass_at_intervals=pass_at,
         mean_length=tokens / len(completions),
-        truncated_share=sum(c.status == "truncated" for c in completions) / len(completions),
+        truncated_share=truncated / len(completions),
         rewards={name: _mean_reward(scored, name) for name in names},
         seconds=seconds,
         tokens_per_second=tokens / seconds if seconds > 0 else 0.0,
@@ -186,6 +185,12 @@ def _count(
         groups=tuple(scored),
         sets={name: _of_set(name, accuracies, samples) for name in sets},
     )
+
+
+def _accuracies(scored: Sequence[ScoredGroup], judged: Sequence[list[bool]]) -> list[tuple[Prompt, float]]:
+    """The share of correct completions of each prompt that has a verdict."""
+    # Pairs, not a dict: two prompts of equal text have one uid and still count as two.
+    return [(g.group.prompt, sum(v) / len(v)) for g, v in zip(scored, judged, strict=True) if v]
 
 
 def _of_set(name: str, accuracies: Sequence[tuple[Prompt, float]], samples: int) -> SetResult:

@@ -13,7 +13,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..config import LearnerConfig
-from ..errors import NumericsError
 from ..models.backend import Backend
 from ..models.lora import Adapters, merged_tensors
 from ..models.sharded import Rows, copy_into, full
@@ -22,13 +21,13 @@ from ..objective.entropy_bonus import EntropyBonus
 from ..types import StepOutput, TrainingSample
 from . import compiled, gradients, liger, recompute
 from .accelerator import LayerAccelerator
-from .accumulate import Accumulated, PackLoss, TokenPositions, members, predicted_part
+from .accumulate import Accumulated, TokenPositions, members
 from .choose import runner_for
 from .dealing import agree
 from .forward import Progress, forward, in_rounds, logprobs_of
 from .head import Beside
 from .optimizer import Watched, begin, learning_rate, load_moments, make_optimizer, moments, trainable
-from .packing import Pack
+from .pack_gradients import PackGradients
 from .parallel import Parallel, Solo
 from .runner import ModelRunner, RunnerSettings
 from .stored import check_stored, stored_tensors
@@ -284,49 +283,15 @@ class Learner:
         # The bonus needs the gradient of the current policy's entropies, so PackLoss applies it; batch.entropies hold
         # the sampler's values. The objective for the log-probs therefore has none.
         bonus, objective = self.objective.entropy_bonus, self.objective.replace(entropy_bonus=EntropyBonus())
-        bonus_acts = batch.mean_entropy is not None and bonus.applies(batch.mean_entropy)
-        across = objective.scope in ("group", "batch")
-        coefficients = self._coefficients(objective, done) if across else None
-        tokens = TokenPositions.of(samples)
-
-        def compute(pack: Pack, beside: list[Pack]) -> None:
-            at = tokens.predicted(pack.samples)
-            part = predicted_part(batch, [samples[i] for i in pack.samples], pack, len(at))
-            callback = PackLoss(part, pack, samples, objective, bonus if bonus_acts else None, done, at)
-            lengths = None
-            if coefficients is not None:
-                callback.coefficients = coefficients[at]
-            else:
-                done.ran += pack.samples
-                if twice(beside):
-                    logprobs = self._runner.logprobs_of(pack)
-                    try:
-                        callback.fix_coefficients(logprobs)
-                    except NumericsError:
-                        self._runner.idle(gradient=True)  # the second pass of this round
-                        raise
-                elif objective.scope == "sequence":
-                    lengths = _lengths(pack, samples)
-            measured = self.measure_entropy and batch.entropies is None
-            self._runner.accumulate(pack, callback, entropies=bonus_acts or measured, lengths=lengths)
-            done.tokens += pack.input_ids.size
-            if progress is not None:
-                progress(len(pack.samples))
-
-        def twice(beside: list[Pack]) -> bool:
-            """Whether the log-probs of a round are needed before its gradients."""
-            # By scope: a rule across sequences has its coefficients already; a rule per token takes whatever chunk the
-            # head is at; a rule over a sequence must see it whole, in one chunk or by one more forward pass.
-            if coefficients is not None or objective.scope != "sequence":
-                return False
-            return not all(self._runner.sees_whole(_lengths(pack, samples)) for pack in beside)
-
-        def idle(beside: list[Pack]) -> None:
-            if twice(beside):
-                self._runner.idle(gradient=False)
-            self._runner.idle(gradient=True)
-
-        in_rounds(self._runner.packs(samples, among=done.active), compute, idle, parallel=self._parallel)
+        acts = batch.mean_entropy is not None and bonus.applies(batch.mean_entropy)
+        packs = PackGradients(
+            runner=self._runner, done=done, positions=TokenPositions.of(samples), objective=objective,
+            bonus=bonus if acts else None,
+            coefficients=self._coefficients(objective, done) if objective.scope in ("group", "batch") else None,
+            entropies=acts or (self.measure_entropy and batch.entropies is None), progress=progress,
+        )  # fmt: skip
+        among = self._runner.packs(samples, among=done.active)
+        in_rounds(among, packs.compute, packs.idle, parallel=self._parallel)
 
     def _coefficients(self, objective: Objective, done: Accumulated) -> Float[Tensor, "N"]:
         """Coefficients of a rule that looks across sequences, from the log-probs of the whole step. Silent samples are
@@ -415,8 +380,3 @@ class Learner:
 
     def _stored(self) -> dict[str, Tensor]:
         return stored_tensors(self.model, adapters=self._adapters is not None)
-
-
-def _lengths(pack: Pack, samples: Sequence[TrainingSample]) -> list[int]:
-    """The numbers of predicted tokens of a pack's samples, in its order."""
-    return [len(samples[i].predicted) for i in pack.samples]

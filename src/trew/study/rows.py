@@ -79,15 +79,14 @@ def read_row(run: Run, place: Place) -> Row:
     if not evals or data.notes:
         raise DataError(f"{place.folder}: {'; '.join(data.notes) or 'has no evaluation'}; remove it, and it runs again")
     trained = [row for row in data.rows if "eval_accuracy" not in row]
-    accuracy = [value for _, value in evals]
+    steps, accuracy = zip(*evals, strict=True)
+    completions, tokens = zip(*(_sampled(data, trained, until=step) for step in steps), strict=True)
     error = str(result.get("failed", ""))
-    budget = [_sampled(data, trained, until=step) for step, _ in evals]
     final = float(np.mean(accuracy[1:][-LAST:] or accuracy))
     return Row(
         task=run.cell.task, regime=run.cell.regime, algorithm=run.cell.algorithm, value=run.value, seed=run.seed,
-        steps=tuple(step for step, _ in evals), accuracy=tuple(accuracy),
-        completions=tuple(count for count, _ in budget), tokens=tuple(count for _, count in budget),
-        optimizer_steps=int(max((row.get("policy_version") or 0 for row in trained), default=0)), final=final,
+        steps=steps, accuracy=accuracy, completions=completions, tokens=tokens,
+        optimizer_steps=int(_largest(trained, "policy_version") or 0), final=final,
         area=area(evals, end=int(data.config["steps"])), failed=_failed(accuracy, final, error), error=error,
         entropy=(_at(trained, "entropy", 0), _at(trained, "entropy", -1)), kl=_largest(trained, "kl_old"),
         clipped=_mean(trained, "clip_share"), truncated=_mean(trained, "truncated_share"),
