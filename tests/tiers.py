@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 TIERS = ("quick", "default", "nightly")
-FEWEST = {"quick": 2, "default": 6}  # examples that stay, however few are left
+FEWEST = {"quick": 2, "default": 3}  # examples that stay, however few are left
 
 
 def tier() -> str:

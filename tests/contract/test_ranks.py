@@ -175,7 +175,7 @@ EVERY = sorted(presets())
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if i % 8 == 0 else pytest.mark.nightly) for i, name in enumerate(EVERY)]
+    "name", [pytest.param(name, marks=() if i % 16 == 0 else pytest.mark.nightly) for i, name in enumerate(EVERY)]
 )
 def test_every_preset_takes_the_step_of_one_process(fleet, name):
     alone = ranks_work.steps(None, name=name, count=1)
@@ -183,8 +183,7 @@ def test_every_preset_takes_the_step_of_one_process(fleet, name):
         same(one, alone)
 
 
-@pytest.mark.parametrize("how", ["none", "fsdp"])
-@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize(("how", "fused"), tiers.thinned(["none", "fsdp"], [True, False], keep=2))
 def test_score_norms_are_those_of_one_process(fleet, how, fused):
     alone = ranks_work.score_norms(None, how=how, fused=fused)
     assert (alone[1] > 0).all()
@@ -199,8 +198,7 @@ def test_the_same_ranks_give_the_same_bits(fleet):
     assert all(torch.equal(first["weights"][name], second["weights"][name]) for name in first["weights"])
 
 
-@pytest.mark.parametrize("how", ["none", "fsdp"])
-@pytest.mark.parametrize("name", ["grpo", "gspo"])
+@pytest.mark.parametrize(("name", "how"), tiers.thinned(["grpo", "gspo"], ["none", "fsdp"], keep=2))
 def test_a_number_that_is_not_finite_on_one_rank_is_the_error_of_all(fleet, name, how):
     found = fleet.run("ranks_work:broken", 3, name=name, how=how)
     assert found[0]["error"] is not None
@@ -215,9 +213,11 @@ def test_ranks_that_disagree_are_named_and_nothing_is_applied(fleet):
         assert "on rank 1." in said
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "adamw-offload"])
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (2, 3), (3, 2), (1, 2)])
-def test_a_checkpoint_of_some_ranks_is_read_by_others(fleet, tmp_path, before, after, optimizer):
+@pytest.mark.parametrize(
+    ("sizes", "optimizer"), tiers.thinned([(2, 1), (2, 3), (3, 2), (1, 2)], ["adamw", "adamw-offload"], keep=2)
+)
+def test_a_checkpoint_of_some_ranks_is_read_by_others(fleet, tmp_path, sizes, optimizer):
+    before, after = sizes
     written = fleet.run("ranks_work:stored", before, folder=str(tmp_path), optimizer=optimizer)[0]
     files = sorted(path.name for path in tmp_path.iterdir())
     assert len(files) == 2 * before

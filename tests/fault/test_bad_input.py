@@ -118,7 +118,7 @@ def fails(capsys, *args: str) -> tuple[int, str]:
 
 
 TRAIN = "train r.toml --set"
-ROWS = f"{TRAIN} rewards=[{{name='reward.py:f'}}] data.args={{}} eval.size=2 data.task=prompts"
+ROWS = f"{TRAIN} rewards=[{{name='format'}}] data.args={{}} eval.size=2 data.task=prompts"
 GSM = f"{TRAIN} data.args={{}} eval.size=2 rewards=[] data.task=gsm8k"
 VERL = f"{TRAIN} data.args={{}} eval.size=2 rewards=[{{name='gsm8k'}}] data.task=prompts"
 
