@@ -68,6 +68,7 @@ class FakeVllm:
             "model": str(folder), "dtype": "torch.float32", "logprobs_mode": "processed_logprobs",
             "generation_config": "vllm", "max_model_len": self.model.config.max_position_embeddings,
         }  # fmt: skip
+        self.name = "policy"  # of its model, in /v1
         self.version, self.root, self.started, self.received = "default", None, False, False
         self.paused, self.tokens, self.dead = False, 0, False
         self.renewed = False  # whether weights came since it slept
@@ -79,6 +80,7 @@ class FakeVllm:
             ("GET", "/openapi.json"): lambda r: {"paths": {path: {} for _, path in routes}},
             ("GET", "/server_info"): self.info,
             ("GET", "/v1/models"): self.models, ("GET", "/metrics"): self.metrics,
+            ("POST", "/v1/completions"): self.completions, ("POST", "/detokenize"): self.detokenize,
             ("POST", "/inference/v1/generate"): self.generate, ("POST", "/pause"): self.pause,
             ("POST", "/resume"): self.resume, ("GET", "/is_paused"): lambda r: {"is_paused": self.paused},
             ("POST", "/sleep"): self.sleep, ("POST", "/wake_up"): self.wake_up,
@@ -123,7 +125,16 @@ class FakeVllm:
         return {"vllm_config": {"model_config": self.settings, "weight_transfer_config": {"backend": self.backend}}}
 
     def models(self, body: Any) -> Any:
-        return {"data": [{"id": "policy", "max_model_len": self.model.config.max_position_embeddings}]}
+        card = {"id": self.name, "root": str(self.folder), "parent": None}
+        return {"data": [card | {"max_model_len": self.settings["max_model_len"]}]}
+
+    def detokenize(self, body: Any) -> Any:
+        self._check_name(body)
+        return {"prompt": self.tokenizer.decode(body["tokens"])}
+
+    def _check_name(self, body: Any) -> None:
+        if body["model"] != self.name:
+            raise Refusal(404, f"The model `{body['model']}` does not exist.", "NotFoundError")
 
     def metrics(self, body: Any) -> Any:
         labels = '{engine="0",model_name="policy"}'
@@ -284,6 +295,31 @@ class FakeVllm:
             self.faults.spoil(answer)
         return answer
 
+    def completions(self, body: Any) -> Any:
+        """Of one prompt of token ids: its log-probs, and no more of what is generated than how much it is."""
+        self._check_name(body)
+        ids, most = body["prompt"], self.settings["max_model_len"]
+        if len(ids) + body["max_tokens"] > most:
+            raise Refusal(400, f"This model's maximum context length is {most} tokens.", "BadRequestError")
+        if max(ids) >= len(self.head):
+            raise Refusal(400, f"Token id {max(ids)} is out of vocabulary", "BadRequestError")
+        while self.paused or self.faults.hangs:
+            if self.dead:
+                return CLOSE
+            time.sleep(0.005)
+        self.tokens += len(ids)
+        choice = {
+            "index": 0, "text": "", "logprobs": None, "finish_reason": "length", "stop_reason": None,
+            "token_ids": None, "prompt_token_ids": None,
+            "prompt_logprobs": self._scored(ids, likeliest=body["prompt_logprobs"]),
+        }  # fmt: skip
+        answer = {"object": "text_completion", "model": self.name, "choices": [choice]}
+        if self.faults.bad_answers:
+            self.faults.bad_answers -= 1
+            if self.faults.spoil(answer) is CLOSE:
+                return CLOSE
+        return answer
+
     def _length(self, sampling: dict[str, Any], i: int) -> int:
         wanted = self.faults.lengths(sampling["seed"] + i) if self.faults.lengths else sampling["max_tokens"]
         return min(wanted, sampling["max_tokens"])
@@ -298,10 +334,15 @@ class FakeVllm:
         hidden = self.model.base_model(input_ids=torch.tensor(ids)).last_hidden_state
         return (hidden @ self.head.t()).float()
 
-    def _scored(self, prompt: list[int]) -> list[Any]:
+    def _scored(self, prompt: list[int], likeliest: int = 0) -> list[Any]:
         with self.lock:
-            logprobs = self._logits([prompt])[0].log_softmax(-1)
-        rows = [{str(t): {"logprob": float(logprobs[i, t]), "rank": 1}} for i, t in enumerate(prompt[1:])]
+            logits = self._logits([prompt])[0]
+        logits_asked = self.settings["logprobs_mode"].endswith("logits")
+        values = logits if logits_asked else logits.log_softmax(-1)
+        rows = []
+        for i, token in enumerate(prompt[1:]):
+            ids = [token, *values[i].topk(likeliest).indices.tolist()]
+            rows.append({str(t): {"logprob": max(float(values[i, t]), -9999.0), "rank": 1} for t in ids})
         return [None, *rows]
 
     def _token(self, prompt: list[int], rows: list[_Row], sampling: dict[str, Any]) -> None:

@@ -215,6 +215,8 @@ ELSEWHERE = {
     "cluster.in_flight": "tests/integration/test_cli_asynchronous.py",
     "cluster.colocate": "tests/integration/test_cli_colocated.py",
     "cluster.endpoints": "tests/unit/test_cluster_rules.py",
+    "teacher.endpoint": "tests/fault/test_teacher_server.py",
+    "teacher.wait_s": "tests/fault/test_teacher_server.py",
     "cluster.reward_hosts": "tests/integration/test_cli_reward_hosts.py",
     "cluster.request_timeout_s": "tests/unit/test_cluster_rules.py",
     "cluster.sync_timeout_s": "tests/unit/test_cluster_rules.py",

@@ -29,6 +29,8 @@ FREE = (
     "cluster.endpoints",
     "cluster.python",
     "cluster.reward_hosts",
+    "teacher.endpoint",
+    "teacher.wait_s",
     "cluster.request_timeout_s",
     "cluster.sync_timeout_s",
 )

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ..errors import nearest
+from ..utils.addresses import ACCEPTS, split_address
 from ..utils.toml import toml_value
 from . import cluster, limits
 from .schema import (
@@ -23,6 +24,7 @@ from .schema import (
     LoraConfig,
     RewardConfig,
     SetConfig,
+    TeacherConfig,
 )
 
 AT_LEAST_ONE = (
@@ -307,8 +309,25 @@ def _warmup(c: Config) -> Iterator[str]:
 
 def _teacher(c: Config) -> Iterator[str]:
     t = c.teacher
+    yield from _need(c, 0 < t.wait_s < math.inf, "teacher.wait_s", "a number of seconds above 0")
+    if t.wait_s != TeacherConfig().wait_s and not t.endpoint:
+        yield f"teacher.wait_s: got {t.wait_s:g} without teacher.endpoint, whose server it is for; remove it"
     if t.dtype != "auto" and not t.model:
         yield f"teacher.dtype: got {t.dtype!r} without teacher.model, whose weights it is for; remove it"
+    if not t.endpoint:
+        return
+    if t.model:
+        yield (
+            f"teacher.endpoint: got {t.endpoint!r} with teacher.model = {t.model!r}; a run has one teacher: remove one "
+            "of the two"
+        )
+    if split_address(t.endpoint) is None:
+        yield f"teacher.endpoint: got {t.endpoint!r}, accepts {ACCEPTS}"
+    if c.rollout.temperature != 1:
+        yield (
+            f"rollout.temperature: got {c.rollout.temperature:g} with teacher.endpoint, accepts 1: a server gives "
+            "log-probs at temperature 1 only; set it to 1, or load the teacher here, as teacher.model"
+        )
 
 
 def _critic(c: Config) -> Iterator[str]:

@@ -171,6 +171,8 @@ class TeacherConfig:
     """The model whose log-probs on-policy distillation reads. It has the policy's tokens."""
 
     model: str = ""  # folder or hub id of a model that is loaded beside the policy
+    endpoint: str = ""  # or the address of a vLLM server that has it; its token is in TREW_TEACHER_TOKEN
+    wait_s: float = 600.0  # seconds that the run waits for that server where it is gone
     dtype: TeacherDtype = "auto"  # of the linear weights; auto = bfloat16 where that changes nothing, else float32
 
 
@@ -360,7 +362,7 @@ class Config:
     @property
     def taught(self) -> bool:
         """Whether there is a teacher."""
-        return bool(self.teacher.model)
+        return bool(self.teacher.model or self.teacher.endpoint)
 
     @property
     def demonstrates(self) -> bool:

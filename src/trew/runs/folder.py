@@ -1,7 +1,7 @@
 """The run folder: complete (a report needs nothing else), append-only, readable by public tools, free of secrets.
 
 config.toml  metrics.jsonl  rollouts/000001.parquet  evals/000000.parquet  checkpoints/  final/
-summary.json  memory.json  report.html  events.log  failed_reward.json  bad_steps/000007.json  run.lock
+summary.json  memory.json  teacher.json  report.html  events.log  failed_reward.json  bad_steps/000007.json  run.lock
 """
 
 from __future__ import annotations
@@ -164,6 +164,11 @@ class RunFolder:
         text = json.dumps(redact(dict(record)), indent=1, allow_nan=False) + "\n"
         with contextlib.suppress(StorageError):
             write_atomic(self.folder / "memory.json", lambda f: f.write(text.encode()))
+
+    def write_teacher(self, known: Mapping[str, Any]) -> None:
+        """Writes teacher.json: by what the run recognises its teacher on a server."""
+        text = json.dumps(dict(known), allow_nan=False) + "\n"
+        write_atomic(self.folder / "teacher.json", lambda f: f.write(text.encode()))
 
     def write_failure(self, evidence: Mapping[str, Any]) -> Path:
         """Writes failed_reward.json: the completions that a reward failed on, and its traceback."""

@@ -27,7 +27,7 @@ class Layout:
 
 
 RUN = Layout(
-    rows="metrics.jsonl", files=("events.log", "failed_reward.json", "ledger.jsonl", "memory.json"),
+    rows="metrics.jsonl", files=("events.log", "failed_reward.json", "ledger.jsonl", "memory.json", "teacher.json"),
     folders=("rollouts", "evals", "checkpoints", "final", "bad_steps", "servers", "ranks", "weights", "pending"),
     foreign=("wandb", "tensorboard", "mlflow.db"), made=("rollouts", "evals", "checkpoints"),
 )  # fmt: skip

@@ -23,7 +23,7 @@ from ..estimate.planned import planned
 from ..learner import Learner, Solo
 from ..learner.critic import Critic
 from ..learner.placement import Placement
-from ..learner.teacher import LocalTeacher
+from ..learner.teacher import LocalTeacher, Teacher
 from ..models import backends, loading
 from ..models.backend import Backend
 from ..models.lora import Adapters
@@ -44,7 +44,7 @@ from ..utils.console import Display
 from ..utils.memory import Peaks
 from ..utils.signals import Interrupts
 from ..weights import InPlace, WeightSync
-from . import planning
+from . import planning, teaching
 from .memory_record import MemoryRecord
 from .planning import Plan
 from .policy_program import PolicyProgram
@@ -103,6 +103,8 @@ def parts(plan: Plan, ranks: Ranks | None = None) -> Parts:
     )  # fmt: skip
     if teacher is not None:
         learner.teacher = LocalTeacher(teacher, settings=learner.settings, backend=backend, parallel=ranks or Solo())
+    elif config.teacher.endpoint:
+        learner.teacher = _teacher_on_server(config, ranks)
     learner.measure_entropy = plan.sampler.engine == "vllm"  # servers do not report entropies
     placement = Placement(learner)
     if config.cluster.colocate:
@@ -110,6 +112,15 @@ def parts(plan: Plan, ranks: Ranks | None = None) -> Parts:
         if ranks is not None:
             ranks.gather(None)  # on every rank
     return Parts(model, adapters, learner, backend, held, placement, _critic(plan, ranks))
+
+
+def _teacher_on_server(config: Config, ranks: Ranks | None) -> Teacher:
+    from ..rollout.vllm.teacher import EndpointTeacher
+
+    return EndpointTeacher(
+        teaching.endpoint_of(config), request_timeout_s=config.cluster.request_timeout_s, wait_s=config.teacher.wait_s,
+        parallel=ranks or Solo(),
+    )  # fmt: skip
 
 
 def _critic(plan: Plan, ranks: Ranks | None) -> Critic | None:
@@ -185,6 +196,8 @@ def build(
     made = parts(plan, None if orders is None else orders.ranks)
     # Before servers start, which take what is left of a GPU that they share.
     plan.rewards.load(device=plan.device, decode=plan.renderer.decode)
+    if config.teacher.endpoint:
+        teaching.meet(made.learner.teacher, plan.renderer.tokenizer, folder, display, ending)
     engine, weights = _sampler(plan, made, folder, display, ending, orders)
     if config.cluster.staleness:
         engine, weights, rollouts = _asynchronous(plan, engine, weights, made, folder, ending)

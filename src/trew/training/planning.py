@@ -110,7 +110,10 @@ def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -
         correct_of(config, rewards),
         replay.sampler if replay else Sampler(config.cluster.rollout, config.learner.dtype), replay, played,
     )  # fmt: skip
-    teaching.refuse_short(config, most_tokens(made, training=True))
+    most = most_tokens(made, training=True)
+    teaching.refuse_short(config, most)
+    if config.teacher.endpoint:
+        made = dataclasses.replace(made, notes=(*made.notes, teaching.served_note(config, tokenizer, most)))
     return made
 
 

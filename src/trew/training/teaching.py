@@ -3,16 +3,23 @@ and the teacher itself."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..config import Config
-from ..errors import ConfigError, TrewError
+from ..errors import ConfigError, EngineError, ResumeError, TrewError
 from ..models import loading
 from ..objective import Objective
+from ..runs import RunFolder
+from ..utils.console import Display
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from ..rollout.vllm.endpoint import Endpoint
 
 SHOWN = 3
 """Tokens that a message about two vocabularies names."""
@@ -27,11 +34,12 @@ def problems(config: Config, objective: Objective | None) -> list[str]:
     if reads and not config.taught:
         found.append(
             f"teacher.model: is empty, but {name} with objective.distill = {reads:g} learns from a teacher; give a "
-            "folder or hub id of a model with the policy's tokens"
+            "folder or hub id of a model with the policy's tokens, or teacher.endpoint, a server of one"
         )
     if config.taught and not reads:
+        key, got = ("model", config.teacher.model) if config.teacher.model else ("endpoint", config.teacher.endpoint)
         found.append(
-            f"teacher.model: got {config.teacher.model!r}, but {name} does not learn from a teacher; set "
+            f"teacher.{key}: got {got!r}, but {name} does not learn from a teacher; set "
             "objective.distill above 0, or choose opd as objective.preset"
         )
     return found
@@ -89,3 +97,75 @@ def refuse_short(config: Config, most: int) -> None:
                 f"{who}.model: {model} has {limit} positions, and prompts with their completions take up to {most}; "
                 "lower rollout.max_tokens, data.max_prompt_tokens or environment.episode_tokens"
             )
+
+
+# ---- a teacher on a server
+
+
+def endpoint_of(config: Config) -> Endpoint:
+    """Where a teacher's server listens; its token comes from the environment."""
+    from ..rollout.vllm.endpoint import Endpoint
+
+    return Endpoint.parse(config.teacher.endpoint, os.environ.get("TREW_TEACHER_TOKEN", ""))
+
+
+def served_note(config: Config, tokenizer: PreTrainedTokenizerBase, most: int) -> str:
+    """Checks that the model on a teacher's server reads the policy's tokens, as many as the ``most`` of a prompt and
+    completion, and says which it is. Raises ConfigError where it does not, or where the server does not answer."""
+    from ..rollout.vllm import served
+
+    endpoint = endpoint_of(config)
+    try:
+        found = served.served(endpoint)
+        problem = served.vocabulary_problem(endpoint, found.name, tokenizer)
+    except EngineError as error:
+        raise ConfigError(f"teacher.endpoint: {error}") from None
+    if problem:
+        raise ConfigError(
+            f"teacher.endpoint: {found.name} on server {endpoint} has another vocabulary than the policy: {problem}; a "
+            "teacher reads the ids that the policy samples: give one whose tokenizer is the policy's"
+        )
+    # The server generates a token behind what it reads.
+    if found.length is not None and most + 1 > found.length:
+        raise ConfigError(
+            f"teacher.endpoint: server {endpoint} has max_model_len = {found.length}, and prompts with their "
+            f"completions take up to {most}, and one more token; start it with --max-model-len {most + 1}, or lower "
+            "rollout.max_tokens, data.max_prompt_tokens or environment.episode_tokens"
+        )
+    return f"teacher: {found.name} on server {endpoint} (vLLM {found.vllm}), which has the policy's tokens"
+
+
+def meet(
+    teacher: Any, tokenizer: PreTrainedTokenizerBase, folder: RunFolder, display: Display, ending: contextlib.ExitStack
+) -> None:
+    """Makes a teacher on a server ready for this run, on rank 0: the server must have the model from which an earlier
+    part of the run has learned. A new run remembers it in teacher.json."""
+    from ..rollout.vllm.teacher import TEXT, EndpointTeacher
+
+    assert isinstance(teacher, EndpointTeacher)
+    ending.callback(teacher.close)
+
+    def tell(text: str) -> None:
+        display.warn(text)
+        folder.event(text)
+
+    teacher.tell = tell
+    teacher.known = _remembered(folder) if folder.resumed else None
+    known = teacher.known.ids if teacher.known else [int(i) for i in tokenizer.encode(TEXT, add_special_tokens=False)]
+    folder.write_teacher(teacher.meet(known).to_json())
+
+
+def _remembered(folder: RunFolder) -> Any:
+    """What a run knew of its teacher when it began; None if it never met one."""
+    from ..rollout.vllm.teacher import Known
+
+    path = folder.folder / "teacher.json"
+    try:
+        return Known.from_json(json.loads(path.read_bytes()))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ResumeError(
+            f"{path}: cannot be read ({type(error).__name__}: {error}), so that it is not certain from which teacher "
+            "this run has learned; delete it if the server's model is the same"
+        ) from None

@@ -41,10 +41,10 @@ class Traffic:
         self._lines: dict[Endpoint, _Line] = {}
         self._futures: dict[object, Future[None]] = {}
 
-    def send(self, key: object, endpoint: Endpoint, body: dict[str, Any]) -> None:
+    def send(self, key: object, endpoint: Endpoint, body: dict[str, Any], *, path: str = GENERATE) -> None:
         """Starts a request. ``answers`` gets (key, JSON or exception) at its end, unless it is dropped."""
         loop = self._running()
-        self._futures[key] = asyncio.run_coroutine_threadsafe(self._carry(key, endpoint, body), loop)
+        self._futures[key] = asyncio.run_coroutine_threadsafe(self._carry(key, endpoint, body, path), loop)
 
     def drop(self, key: object) -> None:
         """Cancels a request and closes its connection, so that the server stops working on it."""
@@ -80,13 +80,13 @@ class Traffic:
         finally:
             loop.close()
 
-    async def _carry(self, key: object, endpoint: Endpoint, body: dict[str, Any]) -> None:
+    async def _carry(self, key: object, endpoint: Endpoint, body: dict[str, Any], path: str) -> None:
         line = self._lines.get(endpoint)
         if line is None:
             line = self._lines[endpoint] = _Line(endpoint, self)
         answers = self.answers
         try:
-            answers.put((key, await line.ask(body)))
+            answers.put((key, await line.ask(body, path)))
         except Exception as error:  # any error must reach the thread that waits for this answer
             answers.put((key, error))
 
@@ -129,7 +129,7 @@ class _Line:
         # change what they report.
         self.hung: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
 
-    async def ask(self, body: dict[str, Any]) -> Any:
+    async def ask(self, body: dict[str, Any], path: str) -> Any:
         """Returns the server's answer. Raises ServerGone or ServerRefused."""
         task = asyncio.current_task()
         assert task is not None
@@ -138,7 +138,7 @@ class _Line:
             self.moved = _now()
             self.watcher = asyncio.ensure_future(self._watch())
         try:
-            response = await self.client.post(f"{self.endpoint.url}{GENERATE}", json=body)
+            response = await self.client.post(f"{self.endpoint.url}{path}", json=body)
             self.moved = _now()
             return answer(self.endpoint, "generate", response)
         except (httpx2.HTTPError, OSError) as error:
