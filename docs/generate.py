@@ -32,6 +32,7 @@ from trew.objective.correction import Correction
 from trew.objective.divergence import Divergence
 from trew.objective.entropy_bonus import EntropyBonus
 from trew.objective.filter import GroupFilter, LossMask, TokenMask
+from trew.objective.likelihood import CorrectLikelihood
 from trew.objective.options import Options
 from trew.objective.presets import PRESETS
 from trew.objective.ratio import Ratio
@@ -139,7 +140,7 @@ KINDS = {
     "keep": GroupFilter, "shape": Shape, "advantage": Advantage, "advantage.baseline": Baseline,
     "advantage.scale": Scale, "adjust": Adjust, "prune": LossMask, "select": TokenMask, "ratio": Ratio,
     "weight": Weight, "correction": Correction, "aggregate": Aggregate, "divergence": Divergence,
-    "entropy": EntropyBonus,
+    "entropy": EntropyBonus, "nll": CorrectLikelihood,
 }  # fmt: skip
 
 

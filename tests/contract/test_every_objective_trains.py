@@ -55,6 +55,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "bonus across sequences": {"preset": "kl-cov", "entropy_bonus": 0.05, "share": 0.1},
     "bonus and rarity by entropy": {"preset": "trw-entropy", "rarity": "entropy", "entropy_bonus": 0.05},
+    "likelihood of right answers": {"preset": "grpo", "nll": 0.5},
     "overlong": {"preset": "grpo", "overlong_cache": 2, "overlong_filtering": True},
     "many tokens drawn": {"preset": "clip-cov", "share": 0.2, "cov_low": -1.0},
 }
@@ -146,6 +147,7 @@ def test_every_option_trains_the_same_however_the_step_is_cut(configured, name):
     correction = "correction" in OPTIONS[name]
     assert ("correction" in rows[0]) == ("correction_zero_share" in rows[0]) == correction
     assert ("entropy_coefficient" in rows[0]) == ("bonus" in name)
+    assert ("nll_correct" in rows[0]) == ("likelihood" in name)
 
 
 def test_an_adaptive_coefficient_moves_with_every_optimizer_step(configured):

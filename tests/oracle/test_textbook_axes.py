@@ -142,6 +142,16 @@ def test_a_missing_greedy_answer_takes_its_completions_out():
 
 
 @pytest.mark.parametrize("name", PRESETS)
+def test_likelihood_of_correct_completions(name):
+    data = step_for(name, 28, nan=1, layout="holes")
+    if data.get("rewards") is None:
+        data["rewards"] = data["advantages"] if data["advantages"].dim() == 1 else data["advantages"][:, 0]
+    check(name, data, **lively(name), nll=0.3)
+    data["correct"] = torch.arange(len(data["mask"])) % 3 == 0  # says something else than the rewards
+    check(name, data, **lively(name), nll=0.3, overlong_filtering=True)
+
+
+@pytest.mark.parametrize("name", PRESETS)
 def test_entropy_bonus(name):
     """Its gradient goes through the entropies that the caller gives; its value is in the loss."""
     data = step_for(name, 27)

@@ -24,6 +24,7 @@ COMMON = {
     "dynamic_sampling": False, "has_signal": False, "whiten": False, "pruning": None,
     "correction": "none", "correction_low": None, "correction_high": None, "opsm_delta": 0.5,
     "overlong_filtering": False, "overlong_cache": None, "entropy_bonus": 0.0, "distill": 0.0,
+    "nll": 0.0,
 }  # fmt: skip
 HIGHER = {"eps_high": 0.28}
 PER_TOKEN_MEAN = {"aggregate": "seq-mean-token-mean"}
@@ -341,5 +342,8 @@ def step_loss(name: str, data: dict, **overrides) -> Answer:
                 loss = loss + s["beta"] * o.share * kl_in_loss(o, t, s)
             if s["entropy_bonus"]:
                 loss = loss - s["entropy_bonus"] * o.share * data["entropies"][o.row, o.columns[t]]
+    positive = [l for o in step if o.correct for l in o.l]
+    if s["nll"] and positive:
+        loss = loss - s["nll"] / len(positive) * sum(positive)
     table = {(o.row, column): a for o in step for column, a in zip(o.columns, o.A, strict=True)}
     return Answer(loss, table, {o.row: o.share for o in step}, any_token_form)

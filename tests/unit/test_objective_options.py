@@ -24,6 +24,7 @@ EACH = {
     "entropy_bonus": 0.01,
     "entropy_target": 0.3,
     "entropy_step": 0.01,
+    "nll": 0.1,
 }
 
 
@@ -94,6 +95,7 @@ REFUSED = [
     ("ppo-clip", {"beta": 0.1, "kl_place": "to-go"}, "kl_place: got 'to-go'.* accepts 'loss' here"),
     ("pass-at-k", {"overlong_cache": 8}, "overlong_cache: pass-at-k's advantages do not read the reward's value"),
     ("grpo", {"distill": -1.0}, "distill: got -1.0, accepts 0 or more"),
+    ("grpo", {"nll": -0.1}, "nll: got -0.1, accepts 0 or more"),
     ("ppo-clip", {"distill": 0.5}, "distill: got 0.5, but ppo-clip takes its advantages as they are given"),
     ("opd", {"overlong_cache": 8}, "overlong_cache: opd's advantages do not read the reward's value"),
     ("grpo", {"overlong_cache": -1}, "overlong_cache: got -1"),
@@ -177,7 +179,7 @@ def test_options_act_on_the_gradient():
     tried = [
         {"beta": 0.2}, {"kl": "k1"}, {"kl": "k2"}, {"kl": "k3-corrected"}, {"kl_place": "reward"},
         {"kl_place": "to-go"}, {"distill": 0.5}, {"dynamic_sampling": True}, {"overlong_filtering": True},
-        {"overlong_cache": 5},
+        {"overlong_cache": 5}, {"nll": 0.1},
         *({"aggregate": name} for name in AGGREGATES if name != "token-mean"),
         *({"correction": name} for name in CORRECTIONS if name != "opsm"), {"correction": "opsm", "opsm_delta": 0.01},
     ]  # fmt: skip

@@ -35,6 +35,7 @@ AXES = {
     "aggregate": "share_t, the token weight: how tokens are averaged into one loss",
     "divergence": "d, the pull towards another policy",
     "entropy": "a push towards more entropy, in addition to C_t",
+    "nll": "the log-likelihood of correct completions, whatever their advantage",
 }
 """What each line of ``Objective.equation`` decides."""
 
@@ -84,6 +85,8 @@ OPTIONS = {
     "entropy_bonus": "coefficient of an entropy bonus in the loss",
     "entropy_target": "the bonus acts, and grows, while the mean entropy (nats per token) is at most this; 0: always",
     "entropy_step": "by how much an adaptive bonus grows or shrinks after each optimizer step",
+    "nll": "coefficient of the log-likelihood of correct completions, averaged over their tokens and added to the "
+    "objective; 0: none",
 }
 """Options that every preset accepts in addition to its own settings."""
 

@@ -86,7 +86,10 @@ class Accumulated:
         batch = self.batch.select(torch.tensor(ran)).replace(logprobs=values["logprobs"])
         if "entropies" in values:
             batch = batch.replace(entropies=values["entropies"])
-        return token_metrics(batch, ratio=values["ratio"], weight=values["weight"], correction=values.get("correction"))
+        return token_metrics(
+            batch, ratio=values["ratio"], weight=values["weight"], correction=values.get("correction"),
+            likelihood=values.get("likelihood"),
+        )  # fmt: skip
 
 
 @dataclass(slots=True)

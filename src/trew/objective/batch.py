@@ -29,20 +29,24 @@ class Denominators:
     """Counts that a whole optimizer step divides by: fixed once, over all its micro-batches and ranks.
 
     Sequences and groups count if they have at least one loss token: one without any has no gradient, and counting it
-    would only shrink the gradient of the others.
+    would only shrink the gradient of the others. ``correct_tokens`` are the loss tokens of correct completions, None
+    where nothing says which are correct.
     """
 
     sequences: int
     tokens: int
     max_length: int | None = None
     groups: int = 0
+    correct_tokens: int | None = None
 
     @staticmethod
     def of(batch: TokenBatch) -> Denominators:
         """The denominators if ``batch`` is the whole step."""
         lengths = batch.lengths
         groups = torch.unique(batch.group_ids[lengths > 0])
-        return Denominators(int((lengths > 0).sum()), int(lengths.sum()), batch.max_length, len(groups))
+        judged = batch.correct is not None or batch.rewards is not None
+        correct = int(lengths[batch.is_correct].sum()) if judged else None
+        return Denominators(int((lengths > 0).sum()), int(lengths.sum()), batch.max_length, len(groups), correct)
 
 
 @dataclass(frozen=True, eq=False)

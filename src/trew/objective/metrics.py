@@ -15,7 +15,12 @@ QUANTILES = {"ratio_q01": 0.01, "ratio_q50": 0.5, "ratio_q99": 0.99}
 
 
 def token_metrics(
-    batch: TokenBatch, *, ratio: Float[Tensor, "N"], weight: Float[Tensor, "N"], correction: Float[Tensor, "N"] | None
+    batch: TokenBatch,
+    *,
+    ratio: Float[Tensor, "N"],
+    weight: Float[Tensor, "N"],
+    correction: Float[Tensor, "N"] | None,
+    likelihood: Float[Tensor, "N"] | None = None,
 ) -> Metrics:
     """Metrics over the loss tokens of a prepared batch.
 
@@ -26,6 +31,7 @@ def token_metrics(
     ``kl_old`` and ``kl_rollout`` are k3 from the anchor to the policy, since the anchor has sampled; ``kl`` is k3 from
     the policy to the reference. ``kl_teacher`` is k1 from the old policy to the teacher, whose mean is that of KL over
     what the old policy sampled: with on-policy distillation, the mean advantage is minus its coefficient times it.
+    ``nll_correct`` is the mean of - log pi where ``likelihood``, the coefficient of a likelihood term, is above 0.
     """
     mask, advantages = batch.mask, batch.advantages
     assert advantages is not None
@@ -46,6 +52,9 @@ def token_metrics(
     out |= {name: (_total(k3, where=mask), count) for name, k3 in _divergences(batch).items()}
     if batch.entropies is not None:
         out["entropy"] = (_total(batch.entropies.detach(), where=mask), count)
+    if likelihood is not None:
+        correct = (likelihood > 0) & mask
+        out["nll_correct"] = (_total(-batch.policy, where=correct), float(correct.sum()))
     return out
 
 

@@ -33,6 +33,7 @@ from .distillation import Distillation
 from .divergence import KL, PLACES, Divergence
 from .entropy_bonus import EntropyBonus
 from .filter import GroupFilter, LossMask, MixedGroups, TokenMask
+from .likelihood import CorrectLikelihood, in_correct
 from .metrics import step_metrics, token_metrics
 from .notes import notes
 from .ratio import Ratio, TokenRatio, bounded_exp
@@ -43,7 +44,8 @@ from .typeset import typeset
 from .weight import Weight
 
 AXES = ("keep", "shape", "advantage", "adjust", "prune", "select", "ratio", "weight", "correction", "aggregate")
-"""An objective's choices in the order in which they act; ``divergence`` and ``entropy_bonus`` are added to them."""
+"""An objective's choices in the order in which they act; ``divergence``, ``entropy_bonus`` and ``nll`` are added to
+them."""
 
 
 RENAMED = {"pieces": "components", "couples": "scope", "as_step": "renormalised_for"}
@@ -86,7 +88,7 @@ class LossOutput:
         """(sum, count) by name: :func:`token_metrics`, and :func:`step_metrics` where this is a whole step."""
         tokens = token_metrics(
             self.batch, ratio=self.packed["ratio"], weight=self.packed["weight"],
-            correction=self.packed.get("correction"),
+            correction=self.packed.get("correction"), likelihood=self.packed.get("likelihood"),
         )  # fmt: skip
         return {**tokens, **(step_metrics(self.batch) if self.whole else {})}
 
@@ -112,6 +114,7 @@ class Objective:
     correction: tuple[Correction, ...] = ()
     divergence: tuple[Divergence, ...] = (KL(),)
     entropy_bonus: EntropyBonus = field(default_factory=EntropyBonus)
+    nll: CorrectLikelihood = field(default_factory=CorrectLikelihood)
 
     def __post_init__(self) -> None:
         if self.ratio.anchor == "rollout" and any(c.mismatch for c in self.correction):
@@ -156,6 +159,8 @@ class Objective:
         yield from (("divergence", term) for term in self.divergence if term.active)
         if self.entropy_bonus.active:
             yield "entropy", self.entropy_bonus
+        if self.nll.active:
+            yield "nll", self.nll
 
     @property
     def reference(self) -> KL:
@@ -237,10 +242,14 @@ class Objective:
 
     def has_gradient(self, batch: TokenBatch) -> Bool[Tensor, "N"]:
         """(N,) of a prepared batch: False for tokens that have no gradient whatever the policy is, since there is no
-        advantage, no divergence in the loss and no entropy bonus that acts on this step."""
+        advantage, no divergence in the loss, no entropy bonus that acts on this step and no likelihood of correct
+        completions."""
         assert batch.advantages is not None
         # A divergence or an entropy bonus pushes every token, whatever its advantage.
-        return batch.mask if self._in_loss() or self._bonus_acts(batch) else batch.mask & (batch.advantages != 0)
+        if self._in_loss() or self._bonus_acts(batch):
+            return batch.mask
+        pushed = batch.mask & (batch.advantages != 0)
+        return pushed | in_correct(batch) if self.nll.active else pushed
 
     def loss(self, batch: TokenBatch) -> LossOutput:
         """Loss, coefficients and metrics of a whole step, or of some sequences of a prepared step.
@@ -267,6 +276,12 @@ class Objective:
         for term in self._in_loss():
             coefficients = coefficients - token_weights * term.derivative(batch)
             value = value + token_weights * term.value(batch)
+        likelihood = None
+        if self.nll.active:
+            assert batch.denominators is not None
+            likelihood = self.nll.coefficients(batch, tokens=batch.denominators.correct_tokens)
+            coefficients = coefficients + likelihood
+            value = value - likelihood * batch.policy
 
         # torch.where and no product with the mask: where the mask is off, 0 * nan would be nan.
         coefficients = torch.where(mask, coefficients, 0.0).to(batch.logprobs.dtype)
@@ -278,7 +293,9 @@ class Objective:
             loss = loss + self._bonus(batch)
         detached = batch.replace(logprobs=batch.policy)  # a LossOutput that is kept does not keep the graph
         packed = {"ratio": ratio, "weight": weight, "coefficients": coefficients}
-        return LossOutput(loss, detached, packed if correction is None else {**packed, "correction": correction}, whole)
+        optional = {"correction": correction, "likelihood": likelihood}
+        packed |= {name: values for name, values in optional.items() if values is not None}
+        return LossOutput(loss, detached, packed, whole)
 
     def _corrected(self, batch: TokenBatch) -> tuple[Tensor, Tensor, Tensor | None]:
         """(ratio, factor of the coefficients, product of all corrections): each correction multiplies either the
@@ -299,7 +316,8 @@ class Objective:
         """All components as text, one line each, and the notes."""
         outside = [c for c in self.correction if not (c.mismatch and self.weight.folds_correction)]
         c = " c_t" if outside else ""
-        lines = [f"C_t = share_t{c} w(r_t, A_t) r_t A_t{' - share_t d_t' if self._in_loss() else ''}"]
+        d, nll = " - share_t d_t" if self._in_loss() else "", " + n_t" if self.nll.active else ""
+        lines = [f"C_t = share_t{c} w(r_t, A_t) r_t A_t{d}{nll}"]
         lines += [f"  {axis:<10} {component.equation()}" for axis, component in self.components()]
         return "\n".join(lines + [f"  {'note':<10} {note}" for note in self.notes])
 

@@ -21,6 +21,7 @@ from .distillation import Distillation
 from .divergence import KL, Divergence
 from .entropy_bonus import EntropyBonus
 from .filter import MixedGroups, UncutCompletions
+from .likelihood import CorrectLikelihood
 from .objective import Objective
 from .shaping import SoftOverlong
 
@@ -62,6 +63,7 @@ class Options:
     entropy_bonus: float = 0.0  # coefficient of the entropy bonus
     entropy_target: float = 0.0  # adaptive bonus: mean entropy in nats to be kept; 0 = fixed
     entropy_step: float = 0.005  # by which an adaptive coefficient moves after each optimizer step
+    nll: float = 0.0  # coefficient of the log-likelihood of correct completions
 
     @staticmethod
     def of(objective: Objective) -> Options:
@@ -76,6 +78,7 @@ class Options:
             overlong_filtering=any(isinstance(p, UncutCompletions) for p in objective.prune),
             overlong_cache=next((s.cache for s in objective.shape if isinstance(s, SoftOverlong)), 0),
             entropy_bonus=bonus.coefficient, entropy_target=bonus.target, entropy_step=bonus.step,
+            nll=objective.nll.coefficient,
         )  # fmt: skip
 
 
@@ -198,6 +201,10 @@ def _entropy(objective: Objective, options: Options) -> Objective:
     return objective.replace(entropy_bonus=bonus)
 
 
+def _nll(objective: Objective, options: Options) -> Objective:
+    return objective.replace(nll=CorrectLikelihood(options.nll))
+
+
 _CHANGES: dict[tuple[str, ...], Callable[[Objective, Options], Objective]] = {
     ("beta", "kl", "kl_place"): _kl,
     ("distill",): _distill,
@@ -207,4 +214,5 @@ _CHANGES: dict[tuple[str, ...], Callable[[Objective, Options], Objective]] = {
     ("overlong_filtering",): _filtering,
     ("overlong_cache",): _punishment,
     ("entropy_bonus", "entropy_target", "entropy_step"): _entropy,
+    ("nll",): _nll,
 }

@@ -87,6 +87,11 @@ def demonstration_problems(objective: Objective, config: Config) -> list[str]:
         for need in objective.needs
         if need not in ("rewards", "truncated", "ref_logprobs")
     ]
+    if objective.nll.active:
+        found.append(
+            f"objective.nll: got {objective.nll.coefficient:g}, accepts 0 here: {name} learns the likelihood of its "
+            "completions already"
+        )
     if objective.dynamic_sampling:
         found.append("objective.dynamic_sampling: got true, but demonstrations are not sampled; remove it")
     if config.learner.reference_every and "ref_logprobs" not in objective.needs:

@@ -9,7 +9,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "reward", "accuracy", "reward/[^/]+", "reward/.*", "baseline", "baseline/none", "unscored_share",
         "margin", "policy/reward", "policy/accuracy",
     ),
-    "Policy": ("entropy", "kl", "kl_old", "kl_rollout", "kl_teacher", "entropy_coefficient"),
+    "Policy": ("entropy", "kl", "kl_old", "kl_rollout", "kl_teacher", "nll_correct", "entropy_coefficient"),
     "Trust region": (
         "ratio", "ratio_q99", "ratio_q50", "ratio_q01", "weight", "clip_share", "clip_.*", "ess", "correction.*",
         "corrected_share",
@@ -64,6 +64,7 @@ HELP: dict[str, str] = {
     "ess": "effective sample size of the importance weights, as a share of the tokens with an advantage",
     "correction": "mean factor of the correction of sampler to learner",
     "correction_zero_share": "share of tokens that the correction removes",
+    "nll_correct": "mean of minus the log-prob of the tokens of correct completions, in nats",
     "entropy_coefficient": "coefficient of the entropy bonus",
     "baseline": "mean reward of the greedy answers",
     "baseline/none": "share of prompts without a greedy answer's reward, which take no part",

@@ -85,6 +85,11 @@ def of_objective(objective: Objective) -> list[str]:
             f"{objective.name} replaces groups without signal by fresh ones (dynamic sampling), and TRL generates once "
             f'per batch: pass dynamic_sampling=False to trew.preset("{objective.name}", ...)'
         )
+    if objective.nll.active:
+        problems.append(
+            f"{objective.name} learns the likelihood of correct completions (nll), and TRL's trainer does not count "
+            "their tokens over the optimizer step: accepts nll = 0"
+        )
     if objective.entropy_bonus.target:
         problems.append(
             "entropy_target: an adaptive entropy bonus has a state, and TRL's checkpoints do not keep it: accepts 0 "

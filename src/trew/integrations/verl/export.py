@@ -21,7 +21,7 @@ from .rewards import refuse
 ACTOR, ROLLOUT = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
 ON_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"  # our default model is made from it
 OWN = ("correction", "correction_low", "correction_high", "opsm_delta", "overlong_filtering", "overlong_cache",
-       "entropy_bonus", "entropy_target", "entropy_step")  # fmt: skip
+       "entropy_bonus", "entropy_target", "entropy_step", "nll")  # fmt: skip
 """Objective settings that in verl belong to other parts than the policy loss."""
 
 CARRIED = {
@@ -266,6 +266,7 @@ _ELSEWHERE = {
     "entropy_bonus": "verl's bonus has a fixed coefficient only",
     "entropy_target": "verl's bonus has a fixed coefficient only",
     "entropy_step": "verl's bonus has a fixed coefficient only",
+    "nll": "verl has no likelihood of correct answers beside its losses",
 }
 
 

@@ -127,6 +127,7 @@ def _no_loss(objective: Objective) -> str:
     checks = {
         "corrections of the mismatch are verl's own: algorithm.rollout_correction": bool(objective.correction),
         "the entropy bonus is verl's own: actor.entropy_coeff": objective.entropy_bonus.active,
+        "verl does not tell a loss which answers are correct (nll)": objective.nll.active,
         PRUNED: bool(objective.prune),
         "it must see the whole step at once, and verl calls a loss with one micro-batch at a time": any(
             SCOPES.index(p.scope) > SCOPES.index("sequence") for p in components
