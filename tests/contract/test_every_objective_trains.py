@@ -177,6 +177,7 @@ class Killed(Exception):
 
 RESUMED = {
     "ppo": {"preset": "ppo"},
+    "vapo": {"preset": "vapo"},
     "remax": {"preset": "remax", "beta": 0.05},
     "kl-cov": {"preset": "kl-cov", "share": 0.1},
     "gdpo": {"preset": "gdpo"},

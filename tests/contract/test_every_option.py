@@ -80,7 +80,7 @@ BATCHES = (1.0, 0.2, 1e-3)
 
 
 def coefficients(name: str, scale: float, /, **settings: Any) -> torch.Tensor | None:
-    """None where the setting is refused."""
+    """Those of the policy and, with a critic, what it learns; None where the setting is refused."""
     try:
         objective = trew.preset(name, **settings)
     except ConfigError:
@@ -88,7 +88,8 @@ def coefficients(name: str, scale: float, /, **settings: Any) -> torch.Tensor | 
     made = batch(scale, scored=name != "ppo-clip")
     if name == "grpo-passk":  # two best completions lead by nothing
         made = made.replace(rewards=made.rewards + torch.linspace(0.0, 0.1, ROWS))
-    return objective.loss(made).coefficients
+    out = objective.loss(made)
+    return out.coefficients if out.batch.returns is None else torch.cat([out.packed["coefficients"], out.batch.returns])
 
 
 @pytest.mark.parametrize(("name", "key"), [(name, key) for name in PRESETS for key in settings(name)])

@@ -40,6 +40,7 @@ CHOOSING = {"kl-cov": {"share": 0.3}, "clip-cov": {"share": 0.3}, "m2po": {"tau"
 ORDERED = {"token-mean-local": "its blocks are consecutive completions"}
 NOT_SHIFT_INVARIANT = {
     "ppo": "its baseline is the critic's value, which the caller gives",
+    "vapo": "its baseline is the critic's value, which the caller gives",
     "ppo-clip": "takes advantages, not rewards",
     "reinforce": "has no baseline unless one is chosen",
     "remax": "its baseline is the reward of the greedy answer, which the caller gives",
@@ -58,6 +59,7 @@ SCALES = {
 }  # fmt: skip
 NOT_SCALE_INVARIANT = {
     "ppo": "its baseline is the critic's value, which the caller gives",
+    "vapo": "its baseline is the critic's value, which the caller gives",
     "ppo-clip": "takes advantages, not rewards",
     "bnpo-paper": "solve rates are probabilities: rewards are 0 and 1",
 }
@@ -66,8 +68,10 @@ NOT_REINFORCE = {
     "trw-entropy": "rare tokens of good answers weigh more at any ratio",
     "high-entropy-tokens": "keeps the tokens with much entropy only",
     "clip-cov": "silences tokens at any ratio",
+    "vapo": "the likelihood of correct answers is learned beside it",
 }
 RESIDUAL = {
+    "vapo": "the likelihood of correct answers is learned whatever their advantage",
     "prime-rl": "the penalty on the log-ratio pulls back every token",
     "prime-rl-ipo": "the penalty on the log-ratio pulls back every token",
     "kimi": "the squared log-ratio pulls back every completion",
@@ -76,6 +80,7 @@ RESIDUAL = {
 }
 NO_GROUP_BASELINE = {
     "ppo": "its baseline is the critic's value",
+    "vapo": "its baseline is the critic's value",
     "ppo-clip": "takes advantages, not rewards",
     "reinforce": "has no baseline unless one is chosen",
     "remax": "its baseline is the reward of the greedy answer",

@@ -275,6 +275,28 @@ def test_the_kl_stands_in_the_reward_of_each_token():
     assert out.batch.advantages.tolist() == pytest.approx([math.sqrt(0.5), -math.sqrt(0.5)], **NEAR)
 
 
+def test_vapo_by_hand():
+    """length_alpha = 1, gamma = 1. Three tokens: lam = 2/3, deltas 0.1, 0.2 and 0.2, and A = 0.2, 0.2 + 2/3 x 0.2 =
+    1/3, 0.1 + 2/3 x 1/3 = 29/90. One token: lam = 0, 0 - 0.3 = -0.3. The critic learns the rewards. 0.1 goes over the
+    three tokens of the correct answer alone."""
+    values = torch.tensor([[0.5, 0.6, 0.8], [0.3, 9.0, 9.0]], dtype=F64)
+    given = {"lengths": [3, 1], "values": values, "settings": {"length_alpha": 1.0}}
+    out = from_rewards("vapo", [1.0, 0.0], **given)
+    assert out.batch.returns.tolist() == pytest.approx([1.0, 1.0, 1.0, 0.0], **NEAR)
+    raw = [29 / 90, 1 / 3, 0.2, -0.3]
+    middle = sum(raw) / 4
+    spread = math.sqrt(sum((a - middle) ** 2 for a in raw) / 3)
+    advantages = [(a - middle) / spread for a in raw]
+    assert out.batch.advantages.tolist() == pytest.approx(advantages, **NEAR)
+    pushed = [a / 4 + (0.1 / 3 if i < 3 else 0.0) for i, a in enumerate(advantages)]
+    assert out.packed["coefficients"].tolist() == pytest.approx(pushed, **NEAR)
+    # Answers of at most 1 / length_alpha = 20 tokens: lam is 0, and never below.
+    short = from_rewards("vapo", [1.0, 0.0], **(given | {"settings": {}})).batch.advantages.tolist()
+    deltas = [0.1, 0.2, 0.2, -0.3]
+    spread = math.sqrt(sum((a - 0.05) ** 2 for a in deltas) / 3)
+    assert short == pytest.approx([(a - 0.05) / spread for a in deltas], **NEAR)
+
+
 def otb(rewards: list[float], norms: list[list[float]], **settings) -> list[list[float]]:
     lengths = [len(row) for row in norms]
     padded = torch.full((len(norms), max(lengths)), torch.nan, dtype=F64)

@@ -58,6 +58,7 @@ LIVELY = {
     "vespo": {"k_pos": 1.1, "lam_neg": 2.3},
     "kimi": {"tau": 0.5},
     "ppo": {"gamma": 0.9, "lam": 0.6, "beta": 0.1},
+    "vapo": {"gamma": 0.9, "critic_lam": 0.5, "length_alpha": 0.5, "beta": 0.1, "nll": 0.4},
     "gigpo": {"norm": "mean", "omega": 0.5, "turn_discount": 0.8, "beta": 0.1},
     "mt-grpo": {"outcome_weight": 0.4, "ddof": 0},
     "turn-returns": {"turn_discount": 0.7, "std_eps": 1e-4},
@@ -143,7 +144,8 @@ RANGES = {
     "pruning": (0.0, 0.9), "share": (0.05, 0.9), "clip-cov share": [0.0, 1.0], "cov_low": (-1.0, 0.2),
     "cov_high": (0.3, 2.0), "kappa": (1.1, 4.0), "k": [1, 2, 3, 5], "tau": (0.0, 1.0), "seed": [0, 1],
     "baseline": ["none", "group", "batch", "leave-one-out"], "beta1": (0.0, 1.5), "beta2": (0.0, 1.5),
-    "ppo gamma": (0.0, 1.0), "ppo lam": (0.0, 1.0),
+    "ppo gamma": (0.0, 1.0), "ppo lam": (0.0, 1.0), "vapo gamma": (0.0, 1.0), "critic_lam": (0.0, 1.0),
+    "length_alpha": (0.05, 2.0),
     "omega": (0.0, 2.0), "turn_discount": (0.0, 1.0), "outcome_weight": (0.0, 2.0), "norm": ["mean-std"],
     "scale": ["std"], "tail": ["silent", "reward"], "tokens": ["growing", "all"], "m2po tau": (1e-3, 0.1),
 }  # fmt: skip

@@ -33,7 +33,7 @@ ROLLOUT_ANCHORED = {name for name, s in PRESETS.items() if s.get("anchor") == "r
 
 # Nothing can be added to what is not read.
 REWARD_BLIND = {"ppo-clip", "grpo-process", "gtpo", "grpo-s", "pass-at-k", "sft", "rft", "online-rft", "opd"}
-TO_GO_BLIND = {"ppo-clip", "ppo"}
+TO_GO_BLIND = {"ppo-clip", "ppo", "vapo"}
 NEAR_ONE = {"bnpo-paper", "maxrl"}  # want rewards of 0 to 1: a penalty must not carry them out of it
 
 
@@ -146,9 +146,9 @@ def test_likelihood_of_correct_completions(name):
     data = step_for(name, 28, nan=1, layout="holes")
     if data.get("rewards") is None:
         data["rewards"] = data["advantages"] if data["advantages"].dim() == 1 else data["advantages"][:, 0]
-    check(name, data, **lively(name), nll=0.3)
+    check(name, data, **(lively(name) | {"nll": 0.3}))
     data["correct"] = torch.arange(len(data["mask"])) % 3 == 0  # says something else than the rewards
-    check(name, data, **lively(name), nll=0.3, overlong_filtering=True)
+    check(name, data, **(lively(name) | {"nll": 0.3, "overlong_filtering": True}))
 
 
 @pytest.mark.parametrize("name", PRESETS)

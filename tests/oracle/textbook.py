@@ -41,6 +41,8 @@ PRESETS: dict[str, dict] = {
     "reinforce-pp": {"advantage": "none", "kl": "k1", "kl_place": "to-go", "beta": 0.01, "whiten": True},
     "reinforce-pp-baseline": {"advantage": "group-mean", "kl": "k2", "beta": 1e-3, "whiten": True},
     "ppo": {"advantage": "gae", "gamma": 1.0, "lam": 0.95, "whiten": True, "kl": "k1", "kl_place": "reward"},
+    "vapo": {"advantage": "gae", "gamma": 1.0, "critic_lam": 1.0, "length_alpha": 0.05, "whiten": True, "kl": "k1",
+             "kl_place": "reward", "nll": 0.1} | HIGHER,
     "ppo-clip": {},
     "dual-clip": {"surrogate": "dual-clip", "cap": 3.0},
     "grpo": {"beta": 0.04} | PER_TOKEN_MEAN,

@@ -184,7 +184,19 @@ def test_loss_and_gradient_with_options(name, options):
 
 
 def test_presets_that_are_refused():
-    assert {"remax", "ppo", "ppo-clip", "gigpo", "mt-grpo", "turn-returns", "opd", "otb", "sft", "rft"} == REFUSED
+    assert {
+        "remax",
+        "ppo",
+        "vapo",
+        "ppo-clip",
+        "gigpo",
+        "mt-grpo",
+        "turn-returns",
+        "opd",
+        "otb",
+        "sft",
+        "rft",
+    } == REFUSED
 
 
 class TestWhatMustDiffer:

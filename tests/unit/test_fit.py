@@ -10,7 +10,7 @@ import trew
 from trew.config import Config, parse
 from trew.training import compatibility
 
-ALONE = ("reinforce", "remax", "reinforce-pp", "ppo", "online-rft")
+ALONE = ("reinforce", "remax", "reinforce-pp", "ppo", "vapo", "online-rft")
 """Presets that learn from one completion per prompt."""
 NOT_IN_A_RUN = ("ppo-clip", "grpo-process", "gigpo", "mt-grpo", "turn-returns", "sft", "rft")
 

@@ -58,6 +58,7 @@ PRESETS = {
     "reinforce-pp": (CLIP, "token-mean", 0.01, "k1 to-go"),
     "reinforce-pp-baseline": (CLIP, "token-mean", 0.001, "k2 loss"),
     "ppo": (CLIP | {"gamma": 1.0, "lam": 0.95}, "token-mean", 0.0, "k1 reward"),
+    "vapo": (HIGHER | {"gamma": 1.0, "critic_lam": 1.0, "length_alpha": 0.05}, "token-mean", 0.0, "k1 reward"),
     "ppo-clip": (CLIP, "token-mean", 0.0, "k3 loss"),
     "dual-clip": (CLIP | {"cap": 3.0} | Z, "token-mean", 0.0, "k3 loss"),
     "grpo": (CLIP | Z, "seq-mean-token-mean", 0.04, "k3 loss"),
@@ -133,6 +134,7 @@ ELSEWHERE = {
     "gigpo": OWN_ADVANTAGE, "mt-grpo": OWN_ADVANTAGE, "turn-returns": OWN_ADVANTAGE,
     "grpo-process": OWN_ADVANTAGE, "gdpo": OWN_ADVANTAGE, "gtpo": OWN_ADVANTAGE, "grpo-s": OWN_ADVANTAGE,
     "ppo": {"gamma": "advantage.gamma", "lam": "advantage.lam"},
+    "vapo": {name: f"advantage.{name}" for name in ("gamma", "critic_lam", "length_alpha")},
     "trw-logistic": {"alpha": "weight.alpha"}, "two-sided": {"delta": "weight.cap"},
     "trw-entropy": {name: f"weight.base.{name}" for name in TENT},
     "deepseek-v3.2": {"delta": "correction.0.delta"}, "high-entropy-tokens": {"share": "select.0.share"},
@@ -178,6 +180,7 @@ def test_settings_and_common_options(name):
     assert (options.overlong_filtering, options.overlong_cache, options.entropy_bonus) == (False, 0, 0.0)
     assert (options.entropy_target, options.entropy_step) == (0.0, 0.005)
     assert options.distill == float(name == "opd")
+    assert options.nll == (0.1 if name == "vapo" else 0.0)
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -196,7 +199,7 @@ def test_a_setting_arrives_where_it_belongs(name, key):
     assert found(trew.preset(name), name, key) == default
     if isinstance(default, str):
         other = OTHER_CHOICE[default]
-    elif key == "turn_discount" or (name == "ppo" and key in ("gamma", "lam")):  # 1 at most
+    elif key == "turn_discount" or (name in ("ppo", "vapo") and key in ("gamma", "lam", "critic_lam")):  # 1 at most
         other = default / 2
     elif isinstance(default, bool) or key == "ddof":
         other = type(default)(not default)

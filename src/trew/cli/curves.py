@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..objective import Objective, TokenBatch
+from ..objective.likelihood import CorrectLikelihood
 from ..runs.report.svg import Series, line_chart, side_by_side
 
 P_OLD = 0.2
@@ -40,7 +41,8 @@ def evaluate(objective: Objective, ratio: Tensor, *, p_old: float = P_OLD) -> Cu
     """w and C_t / share_t of a token at each ratio, for A = +1 and A = -1; float64.
 
     Each completion is one token, so a sequence's ratio is the token's. The sampler is the old policy and the reference
-    is the current policy, so that the plot shows neither a correction nor a pull towards the reference. The batch also
+    is the current policy, so that the plot shows neither a correction nor a pull towards the reference; nor is the
+    likelihood of correct completions in it, which depends on how many of a step are correct. The batch also
     has twice as many bystanders as plotted tokens, with smaller advantages and a more extreme covariance with log pi:
     rules that pick some tokens of a batch (cppo, kl-cov) pick from those.
     """
@@ -65,6 +67,7 @@ def evaluate(objective: Objective, ratio: Tensor, *, p_old: float = P_OLD) -> Cu
         truncated=torch.zeros(len(r), dtype=torch.bool),
         max_length=1,
     )
+    objective = objective.replace(nll=CorrectLikelihood())
     prepared = objective.prepare(batch)
     out = objective.loss(prepared)
     assert prepared.token_weights is not None

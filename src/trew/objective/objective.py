@@ -365,6 +365,8 @@ class Objective:
             # Advantages that the batch has already are final, so nothing that leads to advantages is computed.
             if batch.advantages is not None and (axis in ("shape", "advantage", "adjust") or component in in_advantage):
                 continue
+            if axis == "nll" and batch.correct is not None:  # it reads rewards only where this is not given
+                continue
             for name in component.needs:
                 if getattr(batch, name) is None:
                     raise DataError(f"{name}: got None; {self.name} needs it for its {axis}: {component.equation()}")

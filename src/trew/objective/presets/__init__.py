@@ -19,6 +19,7 @@ PRESETS: dict[str, Callable[..., Objective]] = {
     "reinforce-pp": policy_gradient.reinforce_pp,
     "reinforce-pp-baseline": policy_gradient.reinforce_pp_baseline,
     "ppo": clip.ppo,
+    "vapo": clip.vapo,
     "ppo-clip": clip.ppo_clip,
     "dual-clip": clip.dual_clip,
     "grpo": group.grpo,

@@ -7,9 +7,11 @@ from ..advantage import BaselineAdvantage, ExternalAdvantages, z_score
 from ..aggregate import PromptMeanTokenMean, SequenceMeanTokenMean, TokenMean
 from ..baseline import GroupMean
 from ..capped import Capped, Flipped, GradientPreservingClip
+from ..component import positive
 from ..divergence import KL
 from ..filter import MixedGroups, UnevenGroups
 from ..gae import GAE
+from ..likelihood import CorrectLikelihood
 from ..objective import Objective
 from ..ratio import TokenRatio
 from ..scale import AdvantageStd
@@ -53,6 +55,41 @@ def ppo(*, gamma: float = 1.0, lam: float = 0.95, eps_low: float = 0.2, eps_high
         weight=Clip(eps_low, eps_high),
         aggregate=TokenMean(),
         divergence=(KL(0.0, "k1", "reward"),),
+    )
+
+
+def vapo(
+    *,
+    gamma: float = 1.0,
+    critic_lam: float = 1.0,
+    length_alpha: float = 0.05,
+    eps_low: float = 0.2,
+    eps_high: float = 0.28,
+) -> Objective:
+    """PPO whose policy and critic have each their own lam, for long answers: VAPO, arXiv 2504.05118.
+
+    C_t = share_t clip(r_t, A_t) r_t A_t + mu 1[correct] / N,  A_t = whiten(GAE with lam_i = 1 - 1 / (length_alpha T_i))
+
+    The critic learns the returns with ``critic_lam``: with 1 and gamma = 1, the reward itself. The policy's lam grows
+    with the answer's length T_i, so that a reward at its end reaches about the same share of it. N counts the tokens of
+    correct answers, and mu is the option ``nll`` (0.1 here), the log-likelihood of what was right. It needs ``values``.
+
+    Use it where answers are long and differ much in length, with several to one prompt: PPO's lam of 0.95 forgets a
+    reward 100 tokens away.
+
+    Deviations: lam is at least 0 (the paper's is negative where T_i < 1 / length_alpha = 20); whitened over all tokens
+    of the step, as ``ppo`` is, which the paper does not mention. Its pretrained values are critic.warmup_steps here, in
+    which the critic learns from the policy's completions; its 16 answers to each prompt are rollout.completions.
+    """
+    positive(length_alpha=length_alpha)
+    return Objective(
+        name="vapo",
+        advantage=GAE(gamma, critic_lam=critic_lam, length_alpha=length_alpha),
+        adjust=(WhitenTokens(),),
+        weight=Clip(eps_low, eps_high),
+        aggregate=TokenMean(),
+        divergence=(KL(0.0, "k1", "reward"),),
+        nll=CorrectLikelihood(0.1),
     )
 
 
