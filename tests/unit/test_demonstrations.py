@@ -167,6 +167,10 @@ ROWS = [
     ({"prompt": "a", "completion": ""}, "'completion' is empty"),
     ({"prompt": "a", "completion": TALK[2:]}, "set data.args.chat = true"),
     ({"prompt": TALK[:2], "completion": TALK[1:3]}, "begins with a user message"), ({"text": "a"}, "'messages', or"),
+    ({"messages": [TALK[1], {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]}]},
+     r"messages\[1\] has 'tool_calls', accepts messages of texts"),
+    ({"messages": TALK[1:3], "tools": [{"type": "function"}]}, r"has 'tools', with which the chat template would"),
+    ({"messages": TALK[1:3], "chat_template_kwargs": {"a": 1}}, r"has 'chat_template_kwargs', with which"),
 ]  # fmt: skip
 
 
@@ -176,6 +180,14 @@ def test_rows_that_are_no_demonstrations_are_named(tmp_path, row, why):
     file.write_text(json.dumps(row) + "\n")
     with pytest.raises(DataError, match=why):
         load_prompts(DataConfig(task="demonstrations", train=str(file)))
+
+
+def test_tables_that_could_have_tools_and_do_not_are_read(tmp_path):
+    """Parquet and JSON lines of several sources have the keys of all of them."""
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"messages": [m | {"tool_calls": []} for m in TALK], "tools": None}) + "\n")
+    (row,) = load_prompts(DataConfig(task="demonstrations", train=str(file)))
+    assert [*row.messages, *row.columns[ANSWERS]] == TALK
 
 
 def test_prompts_and_completions_may_be_messages_or_texts(tmp_path):

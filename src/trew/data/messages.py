@@ -9,6 +9,7 @@ from typing import Any
 from ..types import Message
 from .rows import BadRow, show
 
+_OF_TOOLS = frozenset({"tool_calls"})
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -60,7 +61,12 @@ def _message(turn: Any, where: str) -> Message:
     if not isinstance(turn, Mapping):
         raise BadRow(f"{where} must be a message with role and content, got {show(turn)}")
     # Parquet gives every struct of a column the keys of all of them; a null key means that it is absent.
-    fields = {key: value for key, value in turn.items() if value is not None}
+    fields = {key: value for key, value in turn.items() if value is not None and not (key in _OF_TOOLS and not value)}
+    for key in _OF_TOOLS & fields.keys():
+        raise BadRow(
+            f"{where} has {key!r}, accepts messages of texts: write what the model has to write into 'content', or "
+            "leave such rows out"
+        )
     for key in ("role", "content"):
         if key not in fields:
             raise BadRow(f"{where} has no {key!r}; a message has role and content")

@@ -21,6 +21,10 @@ ANSWERS = "demonstration"
 """The column of a prompt with the messages that follow it, the first and the last of them the assistant's."""
 
 
+_CHANGES_TEXT = ("tools", "chat_template_kwargs")
+"""Columns that TRL's trainers hand to the chat template."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demonstrations(Task):
     """Rows with ``messages``, or with ``prompt`` and ``completion``, as TRL's SFTTrainer reads them."""
@@ -47,6 +51,12 @@ class Demonstrations(Task):
         return {"prompt": [dict(message) for message in prompt.messages or ()], "completion": answers}
 
     def _prompt(self, row: Row, uid: str) -> Prompt:
+        for key in _CHANGES_TEXT:
+            if row.values.get(key):
+                raise BadRow(
+                    f"has {key!r}, with which the chat template would write other texts; demonstrations are rendered "
+                    f"without: put them into the messages, or remove the column {key!r}"
+                )
         if row.values.get("messages") is not None:
             messages = parse_conversation(row.values["messages"], "messages")
             first = next(i for i, message in enumerate(messages) if message["role"] == "assistant")
