@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import tiers
 import tiny
 from scorer_help import save_scorer
 from test_reward_training import test_the_gradient_of_a_step_does_not_depend_on_how_it_is_split  # noqa: F401
@@ -76,9 +77,10 @@ def assert_alike(found: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
 
 
 @compiled
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "gemma", "gemma2"])
-@pytest.mark.parametrize("budget", [1, 60, 10**6])
-@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "budget", "again"),
+    tiers.thinned(["llama", "qwen2", "qwen3", "gemma", "gemma2"], [1, 60, 10**6], [False, True], keep=3),
+)
 def test_loss_scores_and_gradients_are_those_of_the_plain_way(tmp_path, kind, budget, again):
     folder = wide_scorer(tmp_path, kind)
     plain, packed = both(folder, budget=budget, again=again)

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +10,7 @@ import pytest
 import recipe_help
 import tiers
 import tiny
+from forks import Command, Server, wait_for
 
 TALK = """
 import os, time
@@ -29,10 +26,9 @@ def talk(row, seed):
 STOP = [*"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"]
 
 
-def start(folder: Path, out: str, *more: str, slow: str = "0") -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "TREW_TEST_SLOW": slow, "TREW_TEST_BEGUN": str(folder / f"begun-{out}")}
-    command = [sys.executable, "-m", "trew", "train", "recipe.toml", "--set", f"out={out}", *more]
-    return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+def start(server: Server, folder: Path, out: str, *more: str, slow: str = "0") -> Command:
+    environment = {"TREW_TEST_SLOW": slow, "TREW_TEST_BEGUN": str(folder / f"begun-{out}")}
+    return server.start("train", "recipe.toml", *more, "--set", f"out={out}", cwd=folder, **environment)
 
 
 def rows(folder: Path, out: str) -> list[dict]:
@@ -41,7 +37,7 @@ def rows(folder: Path, out: str) -> list[dict]:
 
 
 @pytest.mark.parametrize("how", tiers.some([signal.SIGKILL, signal.SIGTERM], [str(signal.SIGKILL)]))
-def test_a_run_that_is_ended_in_mid_episode_goes_on_as_if_it_had_not_been(tmp_path, how):
+def test_a_run_that_is_ended_in_mid_episode_goes_on_as_if_it_had_not_been(server, tmp_path, how):
     tiny.save(tmp_path / "lm")
     (tmp_path / "talk.py").write_text(TALK)
     (tmp_path / "recipe.toml").write_text(
@@ -49,19 +45,16 @@ def test_a_run_that_is_ended_in_mid_episode_goes_on_as_if_it_had_not_been(tmp_pa
         f"completions = 3\nmax_tokens = 8\nstop = {STOP}\n[eval]\nsize = 2\n[learner]\nlr = 1e-2\n"
         "[objective]\nbeta = 0.0\n[checkpoint]\nevery = 1\n[stop]\ngrace_s = 0.1\n"
     )
-    whole = start(tmp_path, "whole")
-    assert whole.wait(120) == 0, whole.stderr and whole.stderr.read()[-2000:]
-    run = start(tmp_path, "cut", slow="0.3")
-    until = time.monotonic() + 120
-    while not list(tmp_path.glob("cut/checkpoints/000001*")) and time.monotonic() < until:
-        time.sleep(0.02)
+    whole = start(server, tmp_path, "whole")
+    assert whole.wait() == 0, whole.text()
+    run = start(server, tmp_path, "cut", slow="0.3")
+    wait_for(lambda: list(tmp_path.glob("cut/checkpoints/000001*")) or run.ended(), run.text)
     begun = (tmp_path / "begun-cut").stat().st_size
-    while (tmp_path / "begun-cut").stat().st_size == begun and time.monotonic() < until:
-        time.sleep(0.02)  # until episodes of another step are played
-    run.send_signal(how)
-    assert run.wait(60) != 0
-    resumed = start(tmp_path, "cut", "--resume")
-    assert resumed.wait(120) == 0, resumed.stderr and resumed.stderr.read()[-2000:]
+    # until episodes of another step are played
+    wait_for(lambda: (tmp_path / "begun-cut").stat().st_size > begun or run.ended(), run.text)
+    assert run.kill(how).wait() != 0
+    resumed = start(server, tmp_path, "cut", "--resume")
+    assert resumed.wait() == 0, resumed.text()
     for cut, whole_row in zip(rows(tmp_path, "cut"), rows(tmp_path, "whole"), strict=True):
         assert cut.keys() == whole_row.keys()
         assert cut == whole_row  # to the bit, although the environments of the first part were slower

@@ -11,14 +11,13 @@ import gc
 import os
 import select
 import signal
-import sys
 import time
 
 from ..errors import ConfigError, SandboxError
 from ..rewards.isolation.forked import Forked
 from ..rewards.isolation.frames import LOOK_S, Channel, Closed, Late
 from ..rewards.isolation.worker import DEATH_S
-from ..rewards.user.serving import EscapedOutput, end_with_parent, survive_requests
+from ..rewards.user.serving import channel_of_life, survive_requests
 from ..rewards.user.wire import decode, encode
 from .load import Loaded, Spec, load
 from .playing import play
@@ -27,12 +26,7 @@ from .playing import play
 def main(source: int, target: int, *, parent: int, life: int | None) -> None:
     """Loads what the first message names, reports it, and serves until the channel closes. ``life`` is the pipe to the
     run ``parent`` if no guardian holds it."""
-    if life is not None:
-        os.set_inheritable(life, False)
-        end_with_parent(life)
-    channel = Channel(source, target, parent=None if life is None else parent)
-    survive_requests()
-    sys.stdout = sys.stderr = EscapedOutput(open(2, "wb", buffering=0, closefd=False))  # noqa: SIM115 (for the whole life)
+    channel = channel_of_life(source, target, parent=parent, life=life)
     with contextlib.suppress(Closed):
         name, args, tools, limit_s = decode(channel.receive()[0])
         try:

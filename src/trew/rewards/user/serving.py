@@ -27,13 +27,7 @@ from .wire import decode, encode
 
 def main(source: int, target: int, *, parent: int, life: int | None) -> None:
     """Answers messages until the channel closes. ``life`` is the pipe to the run ``parent`` if no guardian holds it."""
-    if life is not None:
-        os.set_inheritable(life, False)
-        end_with_parent(life)
-    # A guarded process has the guardian for its parent, and ends with it; only an unguarded one compares parents.
-    channel = Channel(source, target, parent=None if life is None else parent)
-    survive_requests()
-    sys.stdout = sys.stderr = EscapedOutput(open(2, "wb", buffering=0, closefd=False))  # noqa: SIM115 (for the whole life)
+    channel = channel_of_life(source, target, parent=parent, life=life)
     # Seeded, and restored after every call (preserved_state): what functions draw depends on the call alone, not on
     # when the process was started.
     random.seed(0)
@@ -65,6 +59,18 @@ def _call(session: Session, loaded: list[UserFunction], prompts: Any, calls: Any
 
 
 _ANSWERS = {"load": _load, "grade": _grade, "call": _call}
+
+
+def channel_of_life(source: int, target: int, *, parent: int, life: int | None) -> Channel:
+    """The channel of a process that serves until the run ``parent`` ends: from here on it ends with the run, outlives
+    requests to stop, and what it prints is escaped."""
+    if life is not None:
+        os.set_inheritable(life, False)
+        end_with_parent(life)
+    survive_requests()
+    sys.stdout = sys.stderr = EscapedOutput(open(2, "wb", buffering=0, closefd=False))  # noqa: SIM115 (for the whole life)
+    # A guarded process has the guardian for its parent, and ends with it; only an unguarded one compares parents.
+    return Channel(source, target, parent=None if life is None else parent)
 
 
 class EscapedOutput(io.TextIOWrapper):
