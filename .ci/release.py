@@ -7,6 +7,7 @@ python .ci/release.py python3.12 ...        on these
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -62,6 +63,11 @@ def main(pythons: Sequence[str]) -> int:
     [wheel] = (ROOT / "dist").glob("*.whl")
     [source] = (ROOT / "dist").glob("*.tar.gz")
     say(f"{source.name}, {wheel.name}: {check_contents(wheel)} files of the package, each of them tracked by git")
+    if links := relative_links(wheel):
+        say(
+            f"note: {len(links)} links and pictures of the README lead to files of the repository, such as {links[0]}; "
+            "on a package index they lead nowhere. Before the first upload, put the repository's address before them"
+        )
     found = {version_of(p): p for p in pythons} if pythons else installed_pythons()
     if not found:
         sys.exit("no Python from 3.11 on was found; name some: make release PYTHONS=/path/to/python3.12")
@@ -88,6 +94,14 @@ def check_contents(wheel: Path) -> int:
     if wrong:
         sys.exit("\n".join(f"{wheel.name}: {each}" for each in wrong))
     return len(inside)
+
+
+def relative_links(wheel: Path) -> list[str]:
+    """What the description in the wheel links to without an address."""
+    with zipfile.ZipFile(wheel) as archive:
+        [name] = [n for n in archive.namelist() if n.endswith(".dist-info/METADATA")]
+        text = archive.read(name).decode()
+    return [target for target in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in target and target[0] != "#"]
 
 
 def installed_pythons() -> dict[str, str]:

@@ -41,6 +41,7 @@ CURVES = {
     "arithmetic": ("accuracy",),
     "custom_reward": ("accuracy", "reward/brief", "reward/close"),
     "dapo": ("accuracy", "zero_signal_share"),
+    "ppo": ("accuracy", "value_loss"),
     "countdown": ("reward/format", "accuracy"),
     "quickstart": ("reward", "accuracy"),
 }

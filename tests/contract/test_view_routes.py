@@ -399,10 +399,51 @@ def test_rounds_of_training_are_shown_as_steps_with_the_runs_inside(tmp_path):
     assert columns == {"agreement": [0.5, None], "policy/x": [None, 2.0]}
 
 
+def test_a_held_out_loss_has_its_interval_and_is_no_accuracy(tmp_path):
+    with RunFolder.open(tmp_path / "sft") as run:
+        run.write_config("model = 'm'\nsteps = 2\n[objective]\npreset = 'sft'\n")
+        for step, loss in ((0, 2.0), (1, None), (2, None), (2, 0.5)):
+            if loss is None:
+                run.log({"step": step, "loss": 1.0})
+            else:
+                row = {"eval_loss": loss, "eval_loss_low": loss - 0.1, "eval_loss_high": loss + 0.1, "eval_n": 3}
+                run.log({"step": step, **row})
+    page = client(tmp_path)
+    found = get(page, "runs/sft/metrics")
+    assert found["losses"] == [
+        {"step": 0, "loss": 2, "low": 1.9, "high": 2.1, "n": 3},
+        {"step": 2, "loss": 0.5, "low": 0.4, "high": 0.6, "n": 3},
+    ]
+    assert (found["evals"], list(found["columns"])) == ([], ["loss"])
+    summary = get(page, "runs/sft/summary")
+    assert (summary["loss_before"]["loss"], summary["loss_after"]["loss"]) == (2, 0.5)
+    assert (summary["before"], summary["after"]) == (None, None)
+
+
+def test_the_runs_of_a_study_are_found_though_they_lie_deep(tmp_path):
+    study = tmp_path / "study"
+    for seeds in (tmp_path / "much" / "deeper" / "than" / "runs", study / "runs" / "sums" / "off" / "clip" / "0.001"):
+        seeds.mkdir(parents=True)
+        make_run(seeds / "1", steps=1)
+    (study / "study.lock").touch()
+    names = [run["name"] for run in get(client(tmp_path), "runs")["runs"]]
+    assert names == ["study/runs/sums/off/clip/0.001/1"]
+    assert [run["name"] for run in get(client(study), "runs")["runs"]] == ["runs/sums/off/clip/0.001/1"]
+
+
+def test_a_demonstration_is_no_gold(tmp_path):
+    said = [{"role": "assistant", "content": "yes"}]
+    with RunFolder.open(tmp_path / "sft") as run:
+        run.write_config("model = 'm'\n[objective]\npreset = 'sft'\n")
+        write_step(run, 1, group("a", "yes", demonstration=said), group("b", "no", demonstration=said, answer="4"))
+    found = get(client(tmp_path), "runs/sft/groups", step=1)["groups"]
+    assert [each["gold"] for each in found] == [None, "4"]
+
+
 def test_every_metric_in_the_documentation_has_help_in_the_page():
     text = (Path(__file__).parents[2] / "docs" / "runs.md").read_text()
     table = text[text.index("| field | meaning |") : text.index("Those of the objective")]
     named = {name.strip("` ") for line in table.splitlines()[2:] if line for name in line.split("|")[1].split(",")}
-    # Of evaluations, only the loss of demonstrations is drawn among the metrics.
-    named -= {"…", ""} | {n for n in named - {"eval_loss"} if n.startswith(("eval_", "age/1"))}
+    # Evaluations have curves of their own.
+    named -= {"…", ""} | {n for n in named if n.startswith(("eval_", "age/1"))}
     assert named == set(HELP)

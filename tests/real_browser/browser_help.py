@@ -47,6 +47,37 @@ window.forbidden = [];
 addEventListener("securitypolicyviolation", e => window.forbidden.push(`${e.violatedDirective} ${e.blockedURI}`));
 """
 
+# WCAG's contrast of every text with what lies behind it, blended; marks of spaces are decoration.
+CONTRAST = r"""
+() => {
+  const parse = c => { const m = c.match(/[\d.]+/g).map(Number); return [m[0], m[1], m[2], m[3] ?? 1]; };
+  const over = (a, b) => [0, 1, 2].map(i => a[i] * a[3] + b[i] * (1 - a[3])).concat(1);
+  const light = c => { const f = v => (v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+    return 0.2126 * f(c[0]) + 0.7152 * f(c[1]) + 0.0722 * f(c[2]); };
+  const poor = [];
+  for (const e of document.querySelectorAll('body *')) {
+    const own = [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim());
+    const left_out = e.closest('svg, option, .ws, :disabled, .hidden, .skip, noscript');
+    if (!own || left_out || !e.getClientRects().length) continue;
+    const chain = []; for (let p = e; p; p = p.parentElement) chain.unshift(p);
+    let back = [255, 255, 255, 1];
+    for (const p of chain) back = over(parse(getComputedStyle(p).backgroundColor), back);
+    const text = over(parse(getComputedStyle(e).color), back);
+    const [hi, lo] = [light(text), light(back)].sort((a, b) => b - a);
+    const ratio = (hi + 0.05) / (lo + 0.05);
+    if (ratio < 4.5) poor.push([e.className, e.textContent.slice(0, 30), ratio.toFixed(2)].join(' | '));
+  }
+  return poor.slice(0, 8);
+}
+"""
+
+UNLABELLED = """
+() => [...document.querySelectorAll('button, input, select, a, canvas, svg[role], [tabindex="0"]')].filter(e =>
+  !(e.closest('[role=img][aria-label]') || e.getAttribute('aria-label') || e.textContent.trim() ||
+    (e.labels && [...e.labels].some(l => l.textContent.trim())))
+).map(e => e.outerHTML.slice(0, 120))
+"""
+
 
 class Visit:
     """One browser window on the page, and everything that went wrong in it."""
@@ -82,6 +113,19 @@ class Visit:
         self.page.wait_for_timeout(150)
         self.page.wait_for_selector(".loading", state="detached", timeout=120_000)
         return self.page
+
+    def fits(self, name: str, pictures: Path | None) -> None:
+        """At both widths and in both schemes of colours nothing is cut off, text has contrast, controls have names."""
+        for size, viewport in {"desktop": DESKTOP, "phone": PHONE}.items():
+            self.page.set_viewport_size(viewport)
+            for scheme in ("light", "dark"):
+                self.page.emulate_media(color_scheme=scheme)
+                self.page.wait_for_timeout(300)
+                if pictures:
+                    self.page.screenshot(path=pictures / f"{name}-{size}-{scheme}.png")
+                assert self.page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
+                assert self.page.evaluate(CONTRAST) == []
+        assert self.page.evaluate(UNLABELLED) == []
 
     def close(self) -> None:
         """Fails if anything went wrong: scripts, the policy, or a request to another machine."""

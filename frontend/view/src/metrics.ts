@@ -2,7 +2,8 @@
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import { get, query, runPath } from "./api";
-import type { Metrics, Num, Run } from "./types";
+import { hours } from "./series";
+import type { Eval, Metrics, Num, Run } from "./types";
 
 export interface Known {
   metrics?: Metrics;
@@ -60,4 +61,28 @@ export function useMetrics(runs: readonly Run[]): Map<string, Known> {
     return () => abort.abort();
   }, [wanted]);
   return known;
+}
+
+export type Measured = "accuracy" | "loss";
+
+/** Every evaluation with its mean and interval, of accuracy or of the loss. */
+export function evaluations(
+  metrics: Metrics,
+  measured: Measured,
+): (Pick<Eval, "step" | "low" | "high"> & { mean: Num })[] {
+  if (measured === "loss") return (metrics.losses ?? []).map((e) => ({ ...e, mean: e.loss }));
+  return metrics.evals.map((e) => ({ ...e, mean: e.accuracy }));
+}
+
+/** The place of every step on the x axis: the step itself, or hours of training. */
+export function places(metrics: Metrics, time: boolean): number[] | null {
+  return time ? hours(metrics.columns["seconds"]) : metrics.steps;
+}
+
+export function placeOf(metrics: Metrics, step: number, time: boolean): number | undefined {
+  if (!time) return step;
+  const x = places(metrics, true);
+  if (!x) return undefined;
+  const at = metrics.steps.findLastIndex((s) => s <= step);
+  return at < 0 ? 0 : x[at];
 }

@@ -34,6 +34,14 @@ export interface Eval {
   n: Num;
 }
 
+export interface Loss {
+  step: number;
+  loss: Num;
+  low: Num;
+  high: Num;
+  n: Num;
+}
+
 export interface Mark {
   step: number;
   kind: "warning" | "checkpoint" | "resumed" | "bad_step" | "event";
@@ -48,6 +56,8 @@ export interface Metrics {
   evals: Eval[];
   /** Of each data set of several. */
   eval_sets?: Record<string, Eval[]>;
+  /** Of held-out demonstrations. */
+  losses?: Loss[];
   marks: Mark[];
   groups: { title: string; columns: string[] }[];
   help: Record<string, string>;
@@ -100,6 +110,9 @@ export interface Memory {
 export interface Summary {
   before: Accuracy | null;
   after: Accuracy | null;
+  /** Of held-out demonstrations. */
+  loss_before?: Omit<Loss, "step"> | null;
+  loss_after?: Omit<Loss, "step"> | null;
   summary: Record<string, unknown> | null;
   health: Finding[];
   memory: Memory | null;

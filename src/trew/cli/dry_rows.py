@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..data import prompt_order
+from .dry_run import spread
 from .main import visible
 from .mixture import mixture_lines
 
@@ -25,9 +26,8 @@ def data_lines(plan: Plan) -> Iterator[str]:
     lengths = sorted(len(r.prompt_ids) + len(r.token_ids) for r in rollouts)
     learned = sum(map(len, rollouts))
     yield (
-        f"data: {len(rows.train)} training and {len(rows.held)} held-out rows; training rows have {lengths[0]} to "
-        f"{lengths[-1]} tokens, half of them at most {lengths[(len(lengths) - 1) // 2]}; {learned} of {sum(lengths)} "
-        "tokens are learned"
+        f"data: {len(rows.train)} training and {len(rows.held)} held-out rows; training rows have "
+        f"{spread(lengths)}; {learned} of {sum(lengths)} tokens are learned"
     )
     yield from mixture_lines(plan.config, plan.train, plan.eval)
     for note in plan.notes:

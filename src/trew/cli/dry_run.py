@@ -138,8 +138,8 @@ def _data(display: Display, plan: Plan) -> None:
     _heading(display, "data and rewards")
     lengths = sorted(len(plan.renderer.encode(p)) for p in plan.train)
     display.line(
-        f"data: {len(plan.train)} training and {len(plan.eval)} held-out prompts; training prompts have {lengths[0]} "
-        f"to {lengths[-1]} tokens, half of them at most {lengths[(len(lengths) - 1) // 2]}"
+        f"data: {len(plan.train)} training and {len(plan.eval)} held-out prompts; training prompts have "
+        f"{spread(lengths)}"
     )
     for line in mixture_lines(plan.config, plan.train, plan.eval):
         display.line(line)
@@ -147,6 +147,17 @@ def _data(display: Display, plan: Plan) -> None:
         display.line(line)
     for note in plan.notes:
         display.line(f"note: {note}")
+
+
+def spread(lengths: Sequence[int]) -> str:
+    """Says how long sorted rows are.
+
+    >>> spread([7, 7]), spread([3, 4, 9])
+    ('7 tokens each', '3 to 9 tokens, half of them at most 4')
+    """
+    if lengths[0] == lengths[-1]:
+        return f"{lengths[0]} tokens each"
+    return f"{lengths[0]} to {lengths[-1]} tokens, half of them at most {lengths[(len(lengths) - 1) // 2]}"
 
 
 def reward_lines(rewards: RewardSet, prompts: Sequence[Prompt]) -> list[str]:

@@ -121,7 +121,8 @@ def _check_run(run: Path) -> None:
         raise ConfigError(f"{run}/config.toml: {error.strerror}; give a recipe with --recipe FILE") from None
     if not (run / "final").is_dir():
         raise ConfigError(
-            f"{run}: has no final weights yet (folder final); let the run finish with --resume, or name a model folder"
+            f"{run}: has no final weights yet (folder final); let the run finish with --resume, or export its newest "
+            f"checkpoint and name that folder: trew export model {run} --out DIR"
         )
 
 

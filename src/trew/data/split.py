@@ -43,7 +43,7 @@ def hold_out(prompts: Sequence[Prompt], *, size: int, seed: int, source: str) ->
         )
     note = f"{source}: no test split found; {size} rows held out of training (chosen by the seed)"
     if repeats := len(prompts) - len(held) - len(train):
-        note += f", and {repeats} repeats of them left out"
+        note += f", and {repeats} {'repeat' if repeats == 1 else 'repeats'} of them left out"
     return train, held, note
 
 

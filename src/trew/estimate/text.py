@@ -62,7 +62,7 @@ def summary(e: Estimate) -> list[str]:
     have = "how much is free is not known" if e.machine.free is None else f"{_mib(e.machine.free)} MiB can be had: "
     have += {True: "fits", False: "DOES NOT FIT", None: ""}[e.fits]
     step = sum(e.seconds.values())
-    parts = ", ".join(f"{phase} {value:.2g}" for phase, value in e.seconds.items())
+    parts = ", ".join(f"{phase} {_two_digits(value)}" for phase, value in e.seconds.items())
     about, bound = "very roughly", ""
     if e.config.plays:
         # Nothing is known of what the environment will say, and built-in ones say a fifth of what they may, or less.
@@ -70,7 +70,7 @@ def summary(e: Estimate) -> list[str]:
         bound = f", and with {e.config.environment.observation_tokens} tokens in every observation"
     return [
         f"memory   peak about {_mib(e.memory.peak)} MiB while {e.memory.peak_phase}; {have}",
-        f"time     {about} {step:.2g} s a step ({parts}), {_duration(step * e.config.steps)} for "
+        f"time     {about} {_two_digits(step)} s a step ({parts}), {_duration(step * e.config.steps)} for "
         f"{e.config.steps}; without rewards and evaluations, from products of {e.rates.many / 1e9:.0f} GFLOP/s"
         + ("" if e.config.demonstrates else f", {e.rates.few / 1e9:.0f} at {e.load.rows} rows{bound}"),
     ]
@@ -100,6 +100,14 @@ def _count(count: int) -> str:
     return next((f"{count / u:.3g} {n}" for u, n in ((1e9, "B"), (1e6, "M"), (1e3, "k")) if count >= u), str(count))
 
 
+def _two_digits(value: float) -> str:
+    """
+    >>> _two_digits(107.3), _two_digits(4.56), _two_digits(0.0312)
+    ('107', '4.6', '0.031')
+    """
+    return f"{value:.0f}" if value >= 100 else f"{value:.2g}"
+
+
 def _duration(seconds: float) -> str:
     """
     >>> _duration(50), _duration(600), _duration(9000)
@@ -107,5 +115,5 @@ def _duration(seconds: float) -> str:
     """
     for unit, name in ((3600, "h"), (60, "min")):
         if seconds >= 2 * unit:
-            return f"{seconds / unit:.2g} {name}"
+            return f"{_two_digits(seconds / unit)} {name}"
     return f"{seconds:.0f} s"

@@ -8,6 +8,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 LOCK = "run.lock"
+STUDY_LOCK = "study.lock"
+"""In the folder of a study, whose runs lie below it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import Any
 from ..config import load
 from ..errors import ConfigError
 from ..runs.files import write_atomic
+from ..runs.layout import STUDY_LOCK
 from ..runs.lock import Lock
 from . import earlier, results, work
 from .choice import choose
@@ -66,7 +67,7 @@ class Conduct:
     def _prepared(self) -> Iterator[Pool]:
         """Holds the folder, and has checked everything."""
         self.out.mkdir(parents=True, exist_ok=True)
-        lock = Lock(self.out / "study.lock")
+        lock = Lock(self.out / STUDY_LOCK)
         try:
             with Pool(self.jobs).open() as pool:
                 given = [*map(earlier.Earlier.read, self.given)]

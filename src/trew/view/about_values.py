@@ -18,7 +18,7 @@ ABOUT: dict[str, dict[str, Any]] = {
     "coefficient": _about(
         "Coefficient C",
         "the gradient of the loss is the sum of -C times the gradient of the token's log-prob: how "
-        "far, and in which direction, this token was pushed; 0 was held",
+        "far, and in which direction, this token was pushed; where it is 0, nothing moved",
         diverging=True,
     ),
     "weight": _about(

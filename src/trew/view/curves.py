@@ -37,7 +37,6 @@ class Curves:
             self.bad_lines += 1
         elif is_evaluation(row):
             self.evals[row["step"]] = row
-            self._add_loss(row)
         else:
             self._add_step(row)
 
@@ -57,13 +56,6 @@ class Curves:
                 column.append(math.nan)
         self.health.observe(row)
         self._note_stretches(row["step"], previous=self.steps[-2] if count else 0)
-
-    def _add_loss(self, row: Mapping[str, Any]) -> None:
-        """Shows a held-out loss as a column: at the step whose row has just been added."""
-        if "eval_loss" in row and "eval_accuracy" not in row and self.steps and self.steps[-1] == row["step"]:
-            column = self.columns.setdefault("eval_loss", array("d", [math.nan]) * len(self.steps))
-            value = finite(row["eval_loss"])
-            column[-1] = math.nan if value is None else value
 
     def _note_stretches(self, step: int, previous: int) -> None:
         for rule, stretches in self.held.items():

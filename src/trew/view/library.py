@@ -9,13 +9,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..errors import DataError
-from ..runs.layout import LOCK
+from ..runs.layout import LOCK, STUDY_LOCK
 from .answers import NotHere
 from .viewed import ViewedRun
 
 _DEEPEST = 3
+_OF_A_STUDY = 6
 _MOST = 2000
-"""Folders of runs are searched to this depth, and no more runs than this are shown."""
+"""Folders of runs are searched to this depth, a study's below it to another, and no more runs than this are shown."""
 _INSIDE = frozenset({"rollouts", "evals", "checkpoints", "final", "weights", "pending"})
 """Members of a run folder that hold no other runs."""
 
@@ -85,15 +86,17 @@ def is_run(folder: Path) -> bool:
     return ("config.toml" in there and len(there) > 1) or {"metrics.jsonl", "rollouts"} <= there
 
 
-def _search(folder: Path, depth: int = 0, left: list[int] | None = None) -> Iterator[Path]:
-    """The run folders at and below ``folder``; follows no links below it."""
+def _search(folder: Path, deeper: int = _DEEPEST, left: list[int] | None = None) -> Iterator[Path]:
+    """The run folders at and up to ``deeper`` levels below ``folder``; follows no links below it."""
     left = [_MOST] if left is None else left
     if is_run(folder):
         left[0] -= 1
         yield folder
         if not os.path.lexists(folder / "rounds.jsonl"):
             return
-    if depth == _DEEPEST:
+    if os.path.lexists(folder / STUDY_LOCK):  # runs/task/regime/algorithm/value/seed
+        deeper = _OF_A_STUDY
+    if not deeper:
         return
     try:
         with os.scandir(folder) as entries:
@@ -102,4 +105,4 @@ def _search(folder: Path, depth: int = 0, left: list[int] | None = None) -> Iter
         return
     for name in inner:
         if left[0] > 0 and name not in _INSIDE:
-            yield from _search(folder / name, depth + 1, left)
+            yield from _search(folder / name, deeper - 1, left)

@@ -20,7 +20,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "Episodes": ("turns", "observation_share", "environment/.*"),
     "Data": ("data/.*", "curriculum/.*"),
-    "Optimizer": ("loss", "grad_norm", "lr", "changed_share", "bad_steps", "skipped_steps", "learner_tokens"),
+    "Critic": ("value", "return", "value_.*", "return_.*", "explained_variance", "critic_.*"),
+    "Optimizer": ("loss", "grad_norm", "lr", "changed_share", "bad_steps", "skipped_steps", "learner_tokens", "epoch"),
     "Freshness": (
         "staleness", "age_mean", "age_max", "age/.*", "fresh_share", "canary_gap", "passed_over", "policy_version",
     ),
@@ -45,7 +46,6 @@ HELP: dict[str, str] = {
     "curriculum/by_rate": "share of the draws since the step before that went by pass rate",
     "monitor/<name>": "a sign of reward hacking",
     "epoch": "passes over the rows of demonstrations so far",
-    "eval_loss": "mean loss per answer token of the held-out rows",
     "accuracy": "share of the step's completions that are correct",
     "entropy": "mean entropy of the policy per sampled token, in nats, at temperature 1",
     "kl": "mean KL estimate per token in nats: to the reference model, or to the policy before the step",

@@ -29,6 +29,7 @@ def metrics(run: ViewedRun, *, since: int = -1, only: frozenset[str] = frozenset
             "columns": {name: _numbers(curves.columns[name], order) for name in names},
             "evals": evaluations(curves),
             "eval_sets": {name: evaluations(curves, f"/{name}") for name in _sets(curves)},
+            "losses": losses(curves),
             "marks": marks(run, curves),
             "groups": groups(names),
             "help": {name: text for name in names if (text := help_of(name))},
@@ -58,7 +59,17 @@ def evaluations(curves: Curves, of: str = "") -> list[dict[str, Any]]:
     return [
         {"step": step, **{name: whole(finite(curves.evals[step].get(key + of))) for name, key in named.items()}}
         for step in sorted(curves.evals)
-        if "eval_accuracy" in curves.evals[step]  # a held-out loss is a column
+        if "eval_accuracy" in curves.evals[step]
+    ]
+
+
+def losses(curves: Curves) -> list[dict[str, Any]]:
+    """The held-out losses of a training on demonstrations with their intervals, by step."""
+    named = {"loss": "eval_loss", "low": "eval_loss_low", "high": "eval_loss_high", "n": "eval_n"}
+    return [
+        {"step": step, **{name: whole(finite(curves.evals[step].get(key))) for name, key in named.items()}}
+        for step in sorted(curves.evals)
+        if "eval_loss" in curves.evals[step] and "eval_accuracy" not in curves.evals[step]
     ]
 
 

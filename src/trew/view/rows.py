@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ..data.tasks.demonstrations import ANSWERS
 from ..rewards.builtin.kinds import GOLD_COLUMNS
 from ..runs.report.conversation import conversation
 from . import table
@@ -172,7 +173,8 @@ def gold(columns: str | None) -> Any:
     ('12', {'numbers': [1, 2], 'target': 3}, None)
     """
     found = parsed(columns)
-    if not isinstance(found, dict) or not found or found.keys() == {"episode"}:  # the number of a generated episode
+    # The number of a generated episode is no gold, and a demonstration is what the completion itself repeats.
+    if not isinstance(found, dict) or not found.keys() - {"episode", ANSWERS}:
         return None
     for name in GOLD_COLUMNS:
         if found.get(name) is not None:

@@ -10,7 +10,7 @@ from ..diagnostics.health import ADVICE, HealthWarning, finite
 from ..diagnostics.outcome import outcome
 from .curves import Curves
 from .memory import memory
-from .metrics import evaluations
+from .metrics import evaluations, losses
 from .viewed import ViewedRun, whole
 
 _OUTCOME = ("grad_norm", "truncated_share", "reward", "zero_signal_share")
@@ -22,11 +22,13 @@ def summary(run: ViewedRun) -> dict[str, Any]:
     with run.lock:
         curves, table = run.curves(), run.summary
         evals = evaluations(curves)
-        last = evals[-1] if len(evals) > 1 else None
+        lost = losses(curves)
         findings = outcome(curves.rows(_OUTCOME), run.config) if table and run.kind == "policy" else []
         return {
-            "before": _accuracy(table, "accuracy_before") or (evals[0] if evals else None),
-            "after": _accuracy(table, "accuracy_after") or last,
+            "before": _measured(table, "accuracy_before") or (evals[0] if evals else None),
+            "after": _measured(table, "accuracy_after") or (evals[-1] if len(evals) > 1 else None),
+            "loss_before": _measured(table, "loss_before") or (lost[0] if lost else None),
+            "loss_after": _measured(table, "loss_after") or (lost[-1] if len(lost) > 1 else None),
             "summary": table,
             "health": [_warning(warning, curves) for warning in curves.health.found],
             "outcome": findings,
@@ -36,13 +38,14 @@ def summary(run: ViewedRun) -> dict[str, Any]:
         }
 
 
-def _accuracy(table: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+def _measured(table: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+    """What the summary says under ``name``: an accuracy, or a loss of held-out demonstrations."""
     given = table.get(name)
     if not isinstance(given, Mapping) or finite(given.get("mean")) is None:
         return None
     n = whole(finite(table.get("n_eval")))
     return {
-        "accuracy": finite(given["mean"]),
+        name.partition("_")[0]: finite(given["mean"]),
         "low": finite(given.get("low")),
         "high": finite(given.get("high")),
         "n": n,

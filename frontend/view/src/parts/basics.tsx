@@ -2,7 +2,7 @@
 
 import type { ComponentChildren } from "preact";
 import type { Answer } from "../hooks";
-import type { Num, Run } from "../types";
+import type { Num, Run, Summary } from "../types";
 import { tint } from "../colour";
 import { number, percent } from "../format";
 
@@ -112,6 +112,17 @@ export function State({ run }: { run: Run }) {
 export function interval(a: { accuracy: Num; low: Num; high: Num } | null | undefined): string {
   if (!a || a.accuracy === null) return "–";
   return `${percent(a.accuracy)} (${percent(a.low).replace(" %", "")} to ${percent(a.high)})`;
+}
+
+/** What was held out, before or after: an accuracy, or the loss of demonstrations. */
+export function heldOut(data: Summary | undefined, when: "before" | "after"): string {
+  const loss = when === "before" ? data?.loss_before : data?.loss_after;
+  return loss ? `loss ${span(loss)}` : interval(data?.[when]);
+}
+
+function span(a: { loss: Num; low: Num; high: Num }): string {
+  if (a.low === null || a.high === null) return number(a.loss);
+  return `${number(a.loss)} (${number(a.low)} to ${number(a.high)})`;
 }
 
 /** A score with a colour from 0 (orange) to 1 (blue); not judged is neither. */

@@ -2,13 +2,13 @@ import { useMemo, useState } from "preact/hooks";
 import { runColour } from "../colour";
 import { adjust, set, type Page } from "../context";
 import { useSeen } from "../hooks";
-import { useMetrics, type Known } from "../metrics";
+import { evaluations, placeOf, places, useMetrics, type Known, type Measured } from "../metrics";
 import { Chart } from "../parts/chart";
 import { Empty, Failure, Segmented } from "../parts/basics";
 import { BeforeAfter } from "../parts/before_after";
 import type { Whisker } from "../parts/plot";
 import { whole } from "../route";
-import { hours, meanAndRange, smooth, type Line } from "../series";
+import { meanAndRange, smooth, type Line } from "../series";
 import type { Mark, Metrics, Run } from "../types";
 
 interface Options {
@@ -180,9 +180,10 @@ function Groups({ page, pairs, options, onZoom }: GroupsProps) {
   const search = params.get("metric") ?? "";
   const pinned = (params.get("pin") ?? "").split(" ").filter(Boolean);
   const found = sections(pairs, pinned, search);
-  const evals = pairs.some((p) => p.metrics.evals.length);
-  const heldOut = evals && (!search || "held-out accuracy eval".includes(search.toLowerCase()));
-  if (!found.length && !heldOut) {
+  const fits = (name: string) => !search || `held-out ${name} eval`.includes(search.toLowerCase());
+  const heldOut = pairs.some((p) => p.metrics.evals.length) && fits("accuracy");
+  const heldOutLoss = pairs.some((p) => p.metrics.losses?.length) && fits("loss");
+  if (!found.length && !heldOut && !heldOutLoss) {
     if (search) return <Empty title={`No metric has "${search}" in its name.`} />;
     return <Empty title="No metrics yet.">The first step has not finished. Curves appear here by themselves.</Empty>;
   }
@@ -193,12 +194,26 @@ function Groups({ page, pairs, options, onZoom }: GroupsProps) {
         <section>
           <h2>Held-out accuracy</h2>
           <div class="charts wide">
-            <Panel {...shared} name="held-out accuracy" evals />
+            <Panel {...shared} name="held-out accuracy" measured="accuracy" />
           </div>
           <div class="charts">
             {setNames(pairs).map((name) => (
-              <Panel key={name} {...shared} pairs={ofSet(pairs, name)} name={`held-out accuracy of ${name}`} evals />
+              <Panel
+                key={name}
+                {...shared}
+                pairs={ofSet(pairs, name)}
+                name={`held-out accuracy of ${name}`}
+                measured="accuracy"
+              />
             ))}
+          </div>
+        </section>
+      )}
+      {heldOutLoss && (
+        <section>
+          <h2>Held-out loss</h2>
+          <div class="charts wide">
+            <Panel {...shared} name="held-out loss" measured="loss" />
           </div>
         </section>
       )}
@@ -221,16 +236,19 @@ function Groups({ page, pairs, options, onZoom }: GroupsProps) {
 interface PanelProps extends GroupsProps {
   name: string;
   pinned: string[];
-  evals?: boolean;
+  /** What evaluations measured, instead of a column of every step. */
+  measured?: Measured;
 }
 
-function helpOf({ pairs, name, options, evals }: PanelProps): string | undefined {
-  if (evals) return `accuracy on held-out prompts${options.seeds ? "" : ", with its 95 % interval"}`;
+const MEASURED = { accuracy: "accuracy on held-out prompts", loss: "mean loss per answer token of the held-out rows" };
+
+function helpOf({ pairs, name, options, measured }: PanelProps): string | undefined {
+  if (measured) return `${MEASURED[measured]}${options.seeds ? "" : ", with its 95 % interval"}`;
   return pairs.map((p) => p.metrics.help[name]).find(Boolean);
 }
 
 function Panel(props: PanelProps) {
-  const { page, name, options, pinned, evals = false } = props;
+  const { page, name, options, pinned, measured } = props;
   const [ref, seen] = useSeen<HTMLElement>();
   const [large, setLarge] = useState(false);
   const help = helpOf(props);
@@ -242,7 +260,7 @@ function Panel(props: PanelProps) {
         <span class="panel-name">{name}</span>
         {help && <span class="panel-help">{help}</span>}
         <span class="panel-tools">
-          {!evals && (
+          {!measured && (
             <button
               type="button"
               class="icon"
@@ -273,16 +291,16 @@ function Panel(props: PanelProps) {
   );
 }
 
-function Drawing({ pairs, name, options, onZoom, evals, height }: PanelProps & { height: number }) {
+function Drawing({ pairs, name, options, onZoom, measured, height }: PanelProps & { height: number }) {
   const { weight, log, time, seeds } = options;
   const lines = useMemo(() => {
-    const each = pairs.map((pair) => (evals ? evalLine(pair, time) : metricLine(pair, name, time)));
+    const each = pairs.map((pair) => (measured ? evalLine(pair, time, measured) : metricLine(pair, name, time)));
     const grouped = seeds ? bands(pairs, each) : each.filter((l) => l.x.length);
-    return evals || !weight ? grouped : grouped.map((line) => smoothed(line, weight));
-  }, [pairs, name, weight, time, seeds, evals]);
+    return measured || !weight ? grouped : grouped.map((line) => smoothed(line, weight));
+  }, [pairs, name, weight, time, seeds, measured]);
   const whiskers = useMemo(
-    () => (evals && !seeds ? pairs.flatMap((p) => evalWhiskers(p, time)) : []),
-    [pairs, evals, seeds, time],
+    () => (measured && !seeds ? pairs.flatMap((p) => evalWhiskers(p, time, measured)) : []),
+    [pairs, measured, seeds, time],
   );
   const marks = useMemo(() => pairs.flatMap((p) => placed(p, time, pairs.length > 1)), [pairs, time]);
   if (!lines.length) return <p class="muted">No values{time ? " with a time" : ""}.</p>;
@@ -320,37 +338,24 @@ function smoothed(line: Line, weight: number): Line {
   return { ...line, raw: line.y, y: smooth(line.y, weight) };
 }
 
-/** The place of every step on the x axis: the step itself, or hours of training. */
-function places(metrics: Metrics, time: boolean): number[] | null {
-  return time ? hours(metrics.columns["seconds"]) : metrics.steps;
-}
-
 function metricLine({ run, metrics, colour }: Pair, name: string, time: boolean): Line {
   const y = metrics.columns[name];
   const x = places(metrics, time);
   return { label: run.name, colour, x: x && y ? x : [], y: x && y ? y : [] };
 }
 
-function placeOf(metrics: Metrics, step: number, time: boolean): number | undefined {
-  if (!time) return step;
-  const x = places(metrics, true);
-  if (!x) return undefined;
-  const at = metrics.steps.findLastIndex((s) => s <= step);
-  return at < 0 ? 0 : x[at];
-}
-
-function evalLine({ run, metrics, colour }: Pair, time: boolean): Line {
-  const known = metrics.evals.flatMap((e) => {
+function evalLine({ run, metrics, colour }: Pair, time: boolean, measured: Measured): Line {
+  const known = evaluations(metrics, measured).flatMap((e) => {
     const x = placeOf(metrics, e.step, time);
-    return x === undefined ? [] : [{ x, y: e.accuracy }];
+    return x === undefined ? [] : [{ x, y: e.mean }];
   });
   return { label: run.name, colour, x: known.map((k) => k.x), y: known.map((k) => k.y) };
 }
 
-function evalWhiskers({ metrics, colour }: Pair, time: boolean): Whisker[] {
-  return metrics.evals.flatMap((e) => {
+function evalWhiskers({ metrics, colour }: Pair, time: boolean, measured: Measured): Whisker[] {
+  return evaluations(metrics, measured).flatMap((e) => {
     const x = placeOf(metrics, e.step, time);
-    return x === undefined || e.accuracy === null ? [] : [{ x, mean: e.accuracy, low: e.low, high: e.high, colour }];
+    return x === undefined || e.mean === null ? [] : [{ x, mean: e.mean, low: e.low, high: e.high, colour }];
   });
 }
 

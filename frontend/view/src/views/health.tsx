@@ -7,7 +7,7 @@ import { Empty, Failure, Loaded, State } from "../parts/basics";
 import { Memory } from "../parts/memory";
 import { Text } from "../parts/text";
 import { link } from "../context";
-import type { Cluster, Finding, Run, Summary } from "../types";
+import type { Cluster, Finding, Num, Run, Summary } from "../types";
 
 export function Health({ page }: { page: Page }) {
   const run = page.main;
@@ -160,6 +160,10 @@ function Facts({ facts }: { facts: [string, string][] }) {
   );
 }
 
+function waited(value: Num): string {
+  return value === null ? "–" : `${value < 10 ? number(Math.round(value * 100) / 100) : Math.round(value)} s`;
+}
+
 /** How old the groups of the newest step were, and who waited for whom. */
 function Staleness({ cluster }: { cluster: Cluster }) {
   const ages = Object.entries(cluster.ages ?? {}).sort(([a], [b]) => Number(a) - Number(b));
@@ -168,8 +172,8 @@ function Staleness({ cluster }: { cluster: Cluster }) {
     ["bound (cluster.staleness)", plain(cluster.staleness)],
     ["mean age", number(cluster.age_mean)],
     ["greatest age", number(cluster.age_max)],
-    ["the learner waited for groups", `${number(cluster.waited_s)} s`],
-    ["servers were idle", `${number(cluster.idle_s)} s`],
+    ["the learner waited for groups", waited(cluster.waited_s)],
+    ["servers were idle", waited(cluster.idle_s)],
   ];
   return (
     <>

@@ -3,7 +3,7 @@ import { runPath } from "../api";
 import { link, type Page } from "../context";
 import { ago, number } from "../format";
 import { useApi, useSeen } from "../hooks";
-import { Empty, interval, State } from "../parts/basics";
+import { Empty, heldOut, State } from "../parts/basics";
 import { go, href } from "../route";
 import type { Run, Summary } from "../types";
 
@@ -166,9 +166,9 @@ function Line({ page, run, chosen, onToggle }: { page: Page; run: Run; chosen: b
       <td data-label="changed" class="muted">
         {ago(run.updated)}
       </td>
-      <td data-label="before">{interval(data?.before)}</td>
+      <td data-label="before">{heldOut(data, "before")}</td>
       <td data-label="after">
-        <b>{interval(data?.after)}</b>
+        <b>{heldOut(data, "after")}</b>
       </td>
     </tr>
   );

@@ -151,6 +151,12 @@ function GroupList({ page, run, step, isEval, range }: ListProps) {
   );
 }
 
+/** A critic's advantages differ where rewards are equal; a group that was dropped has none. */
+function teachesNothing({ rows, std }: Group): boolean {
+  const known = rows.filter((row) => row.advantage !== null);
+  return known.length ? known.every((row) => row.advantage === 0) : std === 0 && rows.length > 1;
+}
+
 function GroupCard({ page, group, range }: { page: Page; group: Group; range: [number, number] | undefined }) {
   const right = gold(group.gold);
   return (
@@ -158,22 +164,23 @@ function GroupCard({ page, group, range }: { page: Page; group: Group; range: [n
       <header>
         <div class="group-facts">
           <b>Group {group.group}</b>
-          <span>
-            mean <b>{number(group.mean)}</b>
-          </span>
-          <span>
-            spread <b>{number(group.std)}</b>
-          </span>
+          {group.rows.length > 1 && (
+            <>
+              <span>
+                mean <b>{number(group.mean)}</b>
+              </span>
+              <span>
+                spread <b>{number(group.std)}</b>
+              </span>
+            </>
+          )}
           {right !== null && (
             <span class="gold">
               gold <Text text={right.slice(0, 120)} />
             </span>
           )}
-          {group.std === 0 && (
-            <span
-              class="tag"
-              title="All rewards are equal: objectives that compare within the group learn nothing from it"
-            >
+          {teachesNothing(group) && (
+            <span class="tag" title="All advantages are 0: the objective learns nothing from this group's rewards">
               no signal
             </span>
           )}
