@@ -180,7 +180,7 @@ class TeacherConfig:
 class CriticConfig:
     """The critic, for an objective that needs one. Everything else about its training is as in the learner."""
 
-    model: str = ""  # folder or hub id of a language model; empty = the policy's
+    model: str = ""  # folder or hub id of a language model or a reward model; empty = the policy's
     lr: float = 1e-5
     clip: float = 0.5  # how far an optimizer step may move a value from that before the first
     warmup_steps: int = 0  # steps in which the critic learns and the policy does not

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ..errors import ModelError
 from .autograd import AutogradRunner
@@ -35,6 +35,23 @@ def with_value_head(model: PreTrainedModel, *, std: float = 0.0, seed: int = 0) 
     model.config.tie_word_embeddings = False
     model.set_output_embeddings(head)
     return model
+
+
+def with_score_as_value(scorer: PreTrainedModel) -> PreTrainedModel:
+    """A model whose values are the scores of a reward model, a sequence classifier with one label: its body and its
+    head, not copied. Raises ModelError where the head is not one linear map of the hidden state."""
+    head = getattr(scorer, "score", None)
+    if not isinstance(head, nn.Linear) or head.bias is not None or head.out_features != 1:
+        raise ModelError(
+            f"{type(scorer).__name__}: its score is not one product with the hidden state, which a critic's value is; "
+            "give a reward model of trew train-reward, or a language model"
+        )
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(scorer.config)
+    setattr(model, model.base_model_prefix, scorer.base_model)
+    model.config.tie_word_embeddings = False
+    model.set_output_embeddings(head)
+    return model.eval()
 
 
 class ValueRunner(AutogradRunner):

@@ -341,6 +341,11 @@ def load_config(name: str) -> PreTrainedConfig:
         return AutoConfig.from_pretrained(_source(name), trust_remote_code=False, local_files_only=_is_local(name))
 
 
+def scores(name: str) -> bool:
+    """Whether a model is a reward model by its configuration: its head gives scores instead of tokens."""
+    return bool(files.head_of(load_config(name).to_dict())[0])
+
+
 def is_here(name: str) -> bool:
     """Whether the configuration can be read yet: the default model is downloaded on its first load."""
     return name != DEFAULT_MODEL or cached() is not None

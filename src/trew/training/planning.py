@@ -17,7 +17,7 @@ from ..eval import correct_by
 from ..eval.evaluate import Correct
 from ..learner.machine import machine_problems
 from ..learner.reference import in_bfloat16, teacher_in_bfloat16
-from ..learner.value_runner import with_value_head
+from ..learner.value_runner import with_score_as_value, with_value_head
 from ..models import files, loading, lora
 from ..models.backend import Backend
 from ..models.lora import Adapters
@@ -448,11 +448,15 @@ def load_teacher(plan: Plan, backend: Backend | None = None, *, device: str = ""
 
 
 def load_critic(plan: Plan) -> Any:
-    """A plan's critic on its device: the model that it begins from, with a head of one output."""
+    """A plan's critic on its device: a reward model, or a language model with a new head of one output."""
     c = plan.config
-    model = loading.load_model(c.critic.model or c.model, device=plan.device)
+    if c.critic.model and loading.scores(c.critic.model):
+        model = with_score_as_value(loading.load_scorer(c.critic.model, device=plan.device))
+    else:
+        model = loading.load_model(c.critic.model or c.model, device=plan.device)
+        model = with_value_head(model, std=c.critic.head_std, seed=c.seed)
     loading.check_vocab(model, plan.renderer.tokenizer)
-    return with_value_head(model, std=c.critic.head_std, seed=c.seed)
+    return model
 
 
 def load_reference(plan: Plan, backend: Backend | None = None, *, device: str = "") -> Any:

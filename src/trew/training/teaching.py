@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import Config
 from ..errors import ConfigError, EngineError, ResumeError, TrewError
-from ..models import loading
+from ..models import files, loading
 from ..objective import Objective
 from ..runs import RunFolder
 from ..utils.console import Display
@@ -27,7 +27,7 @@ SHOWN = 3
 
 def problems(config: Config, objective: Objective | None) -> list[str]:
     """Why the teacher's files, or a missing teacher, or the critic's files do not fit the run."""
-    found = _damaged("teacher", config.teacher.model) + _damaged("critic", config.critic.model)
+    found = _damaged("teacher", config.teacher.model) + _critic_problems(config)
     if objective is None:
         return found
     reads, name = objective.distillation, config.objective.preset
@@ -45,8 +45,21 @@ def problems(config: Config, objective: Objective | None) -> list[str]:
     return found
 
 
-def _damaged(who: str, model: str) -> list[str]:
-    return [f"{who}.{problem.removeprefix(f'{who}.')}" for problem in loading.check(model)] if model else []
+def _critic_problems(config: Config) -> list[str]:
+    own = config.critic
+    if found := _damaged("critic", own.model, files.base_problems):
+        return found
+    if own.model and own.head_std and loading.is_here(own.model) and loading.scores(own.model):
+        return [
+            f"critic.head_std: got {own.head_std:g}, but {own.model} is a reward model, whose score is the value at "
+            "first; remove it"
+        ]
+    return []
+
+
+def _damaged(who: str, model: str, kind: files.Kind | None = None) -> list[str]:
+    found = loading.check(model, kind=kind) if model else []
+    return [f"{who}.{problem.removeprefix(f'{who}.')}" for problem in found]
 
 
 def vocabulary_problems(config: Config, tokenizer: PreTrainedTokenizerBase | None) -> list[str]:
