@@ -83,6 +83,7 @@ class Critic:
         """
         rate = learning_rate(self.steps, config=self.config, steps=self.optimizer_steps)
         active = members(samples, batch, batch.mask)
+        # The schedule goes on without a step, as the policy's does: both then end with the run.
         if not active:
             self.steps += 1
             return StepOutput(0.0, {}, 0.0, self.steps)
@@ -124,6 +125,7 @@ class Critic:
             def rule(where: slice, values: Tensor, _: Tensor | None) -> tuple[Tensor, None]:
                 check_finite(values, part.sequence_ids[where], pack, samples, quantity="values")
                 own = values.to(part.mask.device)
+                # Kept per token: explained variance is no sum, and must not depend on how the step was cut into packs.
                 predictions[at[where]] = own
                 loss, slopes = self._rule(own, batch=part.select_tokens(where))
                 total.add_(loss.double())
@@ -131,6 +133,7 @@ class Critic:
 
             self._runner.accumulate(pack, rule)
 
+        # Every rank has all of the critic's weights: one without a pack has no pass to take part in.
         in_rounds(self._runner.packs(samples, among=active), compute, lambda beside: None, parallel=self._parallel)
         self._runner.release()
         self._parallel.sum_([total, predictions])

@@ -48,6 +48,7 @@ def generalised_advantages(
     advantages, later = torch.zeros_like(reward), reward.new_zeros(size)
     following = reward.new_zeros(size)
     for t in range(length - 1, -1, -1):
+        # ``following`` is V_(t + 1), ``later`` A_(t + 1), for all sequences at once.
         # Behind the end of a sequence everything is 0, so that its last token finds no later value and no later delta.
         later = reward[:, t] + gamma * following - value[:, t] + decay * later
         following = value[:, t]

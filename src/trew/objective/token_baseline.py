@@ -43,6 +43,7 @@ def token_baseline_advantages(
     if not len(mask):
         return torch.zeros(0, dtype=torch.float64, device=mask.device)
     size = len(group_ids)
+    # A completion without a verdict must not move the baseline of the others, so it counts as one that is not there.
     known = mask & ~rewards.isnan()[sequence_ids]
     weight = so_far(torch.where(known, score_norms, 0.0), ids=sequence_ids, size=size) * known
     returns = torch.where(known, rewards.to(torch.float64)[sequence_ids], 0.0)
@@ -52,6 +53,7 @@ def token_baseline_advantages(
     total = segment_sum(weight, ids=alike, size=places)
     baseline = segment_sum(weight * returns, ids=alike, size=places) / total
     advantage = (returns - baseline[alike]).nan_to_num(0.0)
+    # Equal rewards are no signal, exactly: a weighted mean of equal numbers differs from them by rounding.
     advantage = torch.where(has_signal(rewards, group_ids=group_ids)[sequence_ids], advantage, 0.0)
     alone = segment_count(known, ids=alike, size=places)[alike] == 1
     # Written out, not left to R - R W / W, which is 0 but for rounding.

@@ -41,7 +41,7 @@ class Regime:
     def reached(self, algorithm: str) -> list[float]:
         """Mean completions until a run is at each share of the best algorithm's final accuracy, by task.
 
-        A run that never is counts with all of its completions: the restricted mean.
+        A run that never reaches it counts with all of its completions (a restricted mean).
         """
         return [float(np.mean([_reach(row, share * self._best(row.task)) for row in self.rows[algorithm]]))
                 for share in REACHED]  # fmt: skip
@@ -67,7 +67,7 @@ def regimes(found: Mapping[str, Any]) -> list[Regime]:
 
 
 def tuning(found: Mapping[str, Any]) -> dict[Cell, Tuned]:
-    """How every cell did at each value of the tuned setting."""
+    """The results of every cell at each value of the tuned setting."""
     design = found["design"]
     cells = [Cell(t, r, a) for t in design["tasks"] for r in design["regimes"] for a in design["algorithms"]]
     return tuned_of(cells, tuple(design["values"]), rows_of(found, "tuning"))

@@ -18,7 +18,7 @@ GOOD = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """How a cell did at each value of the tuned setting, on the tuning seeds."""
+    """The results of a cell at each value of the tuned setting, on the tuning seeds."""
 
     values: tuple[float, ...]
     areas: tuple[float, ...]  # mean over tuning seeds
@@ -26,12 +26,12 @@ class Tuned:
 
     @property
     def best(self) -> int:
-        """The place of the chosen value: the largest mean area, of equals the smallest value."""
+        """The index of the chosen value: the one with the largest mean area; of equals, the smallest value."""
         return int(np.argmax(self.areas))
 
     @property
     def at_an_end(self) -> bool:
-        """The best may lie outside of the values that were tried."""
+        """Whether the chosen value is the smallest or the largest that was tried: a better one may lie beyond it."""
         return self.best in (0, len(self.values) - 1)
 
     @property

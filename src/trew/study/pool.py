@@ -119,7 +119,7 @@ class Pool:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Children inherit it: threads of OpenMP in the process that they are forked from would not be in them."""
+    """Limits OpenMP to one thread before anything is forked: a child has none of its parent's other threads."""
     before = os.environ.get("OMP_NUM_THREADS")
     os.environ["OMP_NUM_THREADS"] = "1"
     try:

@@ -1,4 +1,4 @@
-"""What has become of a run: decided by what its folder holds, so that a study can be continued after anything."""
+"""Decides the state of a run from what its folder holds, so that a study can be continued after any failure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _KEPT_ROLLOUTS = 3  # steps whose completions stay, to look at
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a run is, and the settings that it must have."""
+    """The folder of a run, and the settings that it must have."""
 
     folder: Path
     fingerprint: str

@@ -68,7 +68,7 @@ def resume(recipe: Path, overrides: Sequence[str], out: str) -> dict[str, Any]:
 
 
 def _train(recipe: Path, overrides: Sequence[str], out: str, *, resume: bool) -> dict[str, Any]:
-    """Numbers that stop being finite are a result and not a mishap."""
+    """Trains, and returns an error of numbers that are not finite as a result of the run, not as a crash."""
     from ..training import start
 
     try:

@@ -120,7 +120,7 @@ def _old_logprobs(
     if stale and own is not None and not corrected:
         return own
     # With a teacher they must come from the same computation as its own: where both agree, the advantage is 0, and a
-    # rounding error in its place would be all there is, which Adam makes a step of full length of.
+    # rounding error would be all that is left of it, which Adam scales up to a step of full length.
     if plan.objective.distillation:
         return policy.logprobs(samples)
     if known is not None:
