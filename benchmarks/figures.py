@@ -14,6 +14,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+import environments
 import learning_results
 from trew.runs.report import Series, line_chart
 from trew.runs.report.svg import CSS, side_by_side
@@ -234,16 +235,21 @@ def plan_table(found: dict[str, Any]) -> str:
 
 
 def learned_table(found: dict[str, Any]) -> str:
-    """What was learned in built-in environments."""
+    """What was learned in built-in environments; below it, in what the runs differ from today's recipes."""
 
     def share(a: dict[str, float]) -> str:
         return f"{a['mean']:.2f} ({a['low']:.2f} to {a['high']:.2f})"
 
-    rows = [
-        [r["environment"], str(r["seed"]), str(r["steps"]), share(r["accuracy_before"]), share(r["accuracy_after"])]
-        for r in found["rows"]
-    ]
-    return table(["environment", "seed", "steps", "before (95 %)", "after (95 %)"], rows)
+    rows, earlier = [], {}
+    for r in found["rows"]:
+        name = r["environment"]
+        if changed := environments.changes(r, environments.today(name)):
+            earlier.setdefault(changed, f"`{name}` with {changed}")
+            name += " *"
+        before, after = share(r["accuracy_before"]), share(r["accuracy_after"])
+        rows.append([name, str(r["seed"]), str(r["steps"]), before, after, r["date"]])
+    text = table(["environment", "seed", "steps", "before (95 %)", "after (95 %)", "run"], rows)
+    return text + (f"\n\n\\* by an earlier recipe: {'; '.join(earlier.values())}." if earlier else "")
 
 
 def turns_line(found: dict[str, Any]) -> str:
