@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 import pytest
 
@@ -36,6 +37,46 @@ def leaves(row, seed):
     os._exit(3)
 """
 
+TOOLS = '''
+def double(x: int) -> int:
+    """Doubles a number.
+
+    Args:
+        x: the number
+    """
+    return 2 * x
+
+def add(a: int, b: int) -> int:
+    """Adds two numbers.
+
+    Args:
+        a: one
+        b: the other
+    """
+    if a < 0:
+        raise ValueError("a is below 0")
+    return a + b
+
+def silent(row, seed):
+    yield f"number {seed}"
+
+class Words:
+    def reset(self, **row):
+        self.found = False
+
+    def guess(self, word: str) -> str:
+        """Guesses.
+
+        Args:
+            word: the word
+        """
+        self.found = word == "apple"
+        return f"not {word}"
+
+    def get_reward(self):
+        return float(self.found)
+'''
+
 
 def trew(*args):
     with pytest.raises(SystemExit) as end:
@@ -45,7 +86,7 @@ def trew(*args):
 
 @pytest.fixture
 def file(tmp_path):
-    (tmp_path / "own.py").write_text(GOOD + BAD)
+    (tmp_path / "own.py").write_text(GOOD + BAD + TOOLS)
     return tmp_path / "own.py"
 
 
@@ -76,6 +117,46 @@ def test_an_empty_line_leaves(file, capsys, monkeypatch):
     assert "You left after 0 replies" in capsys.readouterr().out
 
 
+def test_what_is_not_judged_is_not_shown_as_a_reward_of_0(file, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("a\n"))
+    assert trew(f"{file}:silent", "--play") == 0
+    assert "over after 1 reply; it has no reward, so a run would not judge it." in capsys.readouterr().out
+
+
+def test_tools_are_called_by_hand(file, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO('double: 4\ndouble: x\nadd: {"a": 1, "b": 2}\nadd: 3\nbye\n'))
+    tools = ["--tools", f"{file}:double", "--tools", f"{file}:add"]
+    assert trew(f"{file}:silent", "--play", *tools) == 0
+    out = capsys.readouterr().out
+    assert 'add: {"a": ..., "b": ...}' in out  # how they are called
+    said = [line.removeprefix("you> tool: ") for line in out.splitlines() if line.startswith("you> tool: ")]
+    assert said[0::2] == ["8", "3"]
+    assert "'x' must be an integer" in said[1]
+    assert "the call cannot be read: add: " in said[3]
+
+
+def test_a_class_of_trl_is_played_by_hand_and_judged_when_the_turns_are_used_up(file, capsys, monkeypatch):
+    for replies, turns, said in (
+        ("guess: apple\ndone\n", 20, "over after 2 replies; its reward is 1."),
+        ("guess: pear\nguess: apple\n", 2, "The budget of 2 replies is used up; its reward is 1."),
+    ):
+        monkeypatch.setattr("sys.stdin", io.StringIO(replies))
+        assert trew(f"trl:{file}:Words", "--play", "--turns", turns) == 0
+        assert said in capsys.readouterr().out
+
+
+def test_a_check_calls_tools(file, capsys):
+    trew(f"{file}:silent", "--check", "--episodes", 40, "--tools", f"{file}:add")
+    out = capsys.readouterr().out
+    [(calls, errors)] = re.findall(r"(\d+) tool calls, (\d+) errors such as .error: add: ", out)
+    assert int(calls) > int(errors) > 0
+
+
+def test_nothing_more_is_checked_where_every_episode_crashes(file, capsys):
+    assert trew(f"{file}:leaves", "--check", "--episodes", 2) == 1
+    assert "equal seeds" not in capsys.readouterr().out  # which nothing at all would fulfil
+
+
 def test_an_environment_that_does_not_repeat_is_found(file, capsys):
     assert trew(f"{file}:fickle", "--check", "--episodes", 4) == 1
     out = capsys.readouterr().out
@@ -101,6 +182,7 @@ def test_an_environment_that_exits_is_found(file, capsys):
         (("gess",), "did you mean 'guess'"),
         (("guess", "--check", "--play"), "got both, accepts one of them"),
         (("guess", "--check", "--episodes", 0), "--episodes: got 0"),
+        (("trl:none.py:A",), "environment.name: trl:none.py:A: "),
         (("guess", "--set", "size=3"), "unexpected keyword argument 'size'"),
         (("guess", "--set", "largest"), "expected key=value"),
         (("guess", "--set", "largest=x"), "environment.args.largest: got 'x', accepts a whole number of at least 1"),

@@ -144,3 +144,16 @@ def test_optimizer_steps_count_minibatches_and_inner_updates():
         {"model": "m", "steps": 5, "rollout": {"prompts": 8}, "learner": {"minibatch_prompts": 2, "inner_updates": 3}}
     )
     assert config.optimizer_steps == 5 * 4 * 3
+
+
+@pytest.mark.parametrize(("name", "kind"), [("own.py:Game", ""), ("trl:own.py:Game", "trl:")])
+def test_the_file_of_an_environment_is_found_beside_the_recipe(name, kind, tmp_path):
+    (tmp_path / "own.py").touch()
+    found = parse({"model": "m", "environment": {"name": name}}, base=tmp_path).environment.name
+    assert found == f"{kind}{tmp_path.resolve()}/own.py:Game"
+    assert parse({"model": "m", "environment": {"name": found}}, base=tmp_path.parent).environment.name == found
+
+
+@pytest.mark.parametrize("name", ["guess", "gym:Blackjack-v1", "openenv:http://localhost:8000"])
+def test_the_name_of_another_environment_is_left_as_it_is(name, tmp_path):
+    assert parse({"model": "m", "environment": {"name": name}}, base=tmp_path).environment.name == name

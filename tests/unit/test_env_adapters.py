@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import types
 from typing import Any, ClassVar
 
@@ -11,7 +12,7 @@ import pytest
 
 import trl_environments
 from trew.env import Call, Reply
-from trew.env.adapters import openenv
+from trew.env.adapters import openenv, verifiers
 from trew.env.load import Spec, load
 from trew.errors import ConfigError
 
@@ -32,6 +33,20 @@ def refused(name: str, **args: Any) -> str:
 
 def text(say) -> str:
     return "\n".join(message["content"] for message in say.messages)
+
+
+# ---- verifiers
+
+
+def test_an_episode_of_verifiers_may_be_closed_when_its_thread_is_ending():
+    made = verifiers.VerifiersEnvironment(None, [])
+    made._loop.close()  # as the thread does last
+    release = threading.Event()
+    made._thread = threading.Thread(target=release.wait)
+    made._thread.start()
+    threading.Timer(0.05, release.set).start()
+    made.close()
+    assert not made._thread.is_alive()
 
 
 # ---- TRL

@@ -59,3 +59,15 @@ def test_rounding_is_not_blamed_where_there_was_no_gradient(rule):
     lost = {"changed_share": 0.0, "lr": 1e-3}
     assert rule not in {f.rule for f in findings(rows(12, **lost), {})}
     assert rule in {f.rule for f in findings(rows(12, **(lost | {"grad_norm": 0.5})), {})}
+
+
+def test_episodes_that_failed_are_told_and_the_environment_is_to_be_tried():
+    table = {**TABLE, "environment": {"name": "mine.py:game"}}
+    (text,) = outcome(rows(2, truncated_share=0.1, **{"environment/failed": 0.75}), table)
+    assert "75% of the episodes failed in their environment and were not judged" in text
+    assert "check the reward (trew env mine.py:game --check)" in text
+    (text,) = outcome(rows(2, reward=None), table)
+    assert "try them alone (trew env mine.py:game --check)" in text
+    (text,) = outcome(rows(2), TABLE)
+    assert "episodes" not in text
+    assert "(trew rewards test)" in text

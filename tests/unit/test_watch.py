@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import string
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -19,6 +20,7 @@ from trew.objective import TokenBatch, preset
 from trew.rollout.chat import Renderer
 from trew.rollout.generate import generate
 from trew.rollout.torch_engine import TorchEngine
+from trew.training import watch
 from trew.types import Group, Prompt, Sampling
 from trew.utils.console import Silent
 
@@ -176,6 +178,31 @@ def test_a_run_in_which_nothing_can_be_judged_ends(tmp_path: Path, model: Path) 
     assert any("did not return within 0.05 s" in text for text in display.warnings)
     assert "did not return within" in (Path(config.out) / "events.log").read_text()
     assert rows(Path(config.out))[1]["reward/hangs/timeout"] == 1.0
+
+
+def test_an_episode_that_fails_is_told_with_its_cause(tmp_path: Path, model: Path) -> None:
+    (tmp_path / "game.py").write_text(
+        "def game(row, seed):\n    yield f'hello {seed}'\n    raise RuntimeError('no database')\n"
+    )
+    display = Watching()
+    config = configured(
+        tmp_path, model, environment={"name": "game.py:game", "turns": 2}, eval={"size": 1},
+        rollout={"max_tokens": 24, "stop": [*string.ascii_letters]}, data={"task": "prompts", "args": {}},
+        track={"max_failed": 1.0},
+    )  # fmt: skip
+    trew.train(dataclasses.replace(config, steps=1), display=display)
+    told = [text for text in display.warnings if text.startswith("environment: the episode of prompt 'episode-")]
+    assert told[0].endswith("raised and is not judged: RuntimeError: no database")
+    failed = rows(Path(config.out))[1]["environment/failed"]
+    assert 2 ** (len(told) - 1) <= failed * 16 < 2 ** len(told)  # the first, second, fourth, eighth time
+    assert any("episodes failed in their environment" in text for text in display.warnings) or failed < 1
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"), [("game.py:game", "trew env game.py:game --check"), ("", "trew rewards test")]
+)
+def test_the_end_of_a_run_that_cannot_be_judged_says_what_to_try(environment: str, said: str) -> None:
+    assert said in watch._advice(environment)
 
 
 def test_an_unsteady_reward_is_told(tmp_path: Path, model: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,7 +10,7 @@ import tyro
 
 if TYPE_CHECKING:
     from ..env import Say
-    from ..env.hosts import Hosts
+    from ..env.hosts import Answer, Hosts
 
 
 def env(
@@ -31,6 +32,7 @@ def env(
 
     --play shows what the policy would read, and you reply; an empty line or Ctrl-D ends it. --check plays scripted
     episodes twice: equal seeds must give equal episodes, no reply may crash it, and it shows how long its answers take.
+    Both call tools by the plain protocol: a line "calculator: 2 + 3", or NAME: {"x": 1, "y": 2} for several arguments.
     Exit code 0 if every check passes, 1 otherwise. Without either, shows the environment's description and arguments;
     without a name, lists the built-in ones.
 
@@ -124,31 +126,65 @@ def _check(name: str, hosts: Hosts, rows: list[Mapping[str, Any]], *, episodes: 
 
 
 def _play(hosts: Hosts, row: Mapping[str, Any], *, seed: int, turns: int) -> int:
-    from ..env import Reply
+    from ..env.tools.plain import PlainFormat
+    from ..env.trial import spoken
 
-    key, total = hosts.begin(row, seed), 0.0
+    key, tools, earned = hosts.begin(row, seed), (), list[float]()
     for turn in range(turns + 1):
         [answer] = hosts.poll(None)
         if answer.say is None:
-            print(f"The episode failed: it {answer.kind}.\n{_printable(answer.error)}")
-            return 1
-        total += answer.say.reward or 0.0
-        _show(answer.say)
-        if answer.say.done:
-            print(f"The episode is over after {turn} replies; its reward is {total:g}.")
+            return _failed(answer)
+        say = answer.say
+        if turn == 0:
+            tools = say.tools
+            say = dataclasses.replace(say, messages=PlainFormat().opening(say.messages, tools))
+        if say.reward is not None:
+            earned.append(say.reward)
+        _show(say)
+        if say.done:
+            print(f"The episode is over after {_replies(turn)}; {_reward(earned)}.")
             return 0
         if turn == turns:
             break
-        try:
-            text = input("you> ")
-        except EOFError:
-            text = ""
+        text = _asked()
         if not text:
-            print(f"\nYou left after {turn} replies, with a reward of {total:g}.")
+            print(f"\nYou left after {_replies(turn)}; {_reward(earned)}.")
             return 0
-        hosts.reply(key, Reply(text, turn=turn))
-    print(f"The budget of {turns} replies is used up; the reward is {total:g}.")
+        hosts.reply(key, spoken(text, tools, turn))
+    return _out_of_turns(hosts, key, earned, turns)
+
+
+def _out_of_turns(hosts: Hosts, key: str, earned: list[float], turns: int) -> int:
+    """Ends an episode as a run does, where an environment may judge what a budget has ended."""
+    if hosts.judges_stopped:
+        hosts.stopped(key)
+        [answer] = hosts.poll(None)
+        if answer.say is None:
+            return _failed(answer)
+        if answer.say.reward is not None:
+            earned.append(answer.say.reward)
+    print(f"The budget of {_replies(turns)} is used up; {_reward(earned)}.")
     return 0
+
+
+def _failed(answer: Answer) -> int:
+    print(f"The episode failed: it {answer.kind}.\n{_printable(answer.error)}")
+    return 1
+
+
+def _asked() -> str:
+    try:
+        return input("you> ")
+    except EOFError:
+        return ""
+
+
+def _replies(count: int) -> str:
+    return f"{count} {'reply' if count == 1 else 'replies'}"
+
+
+def _reward(earned: list[float]) -> str:
+    return f"its reward is {sum(earned):g}" if earned else "it has no reward, so a run would not judge it"
 
 
 def _show(say: Say) -> None:

@@ -5,6 +5,7 @@ The rules of :mod:`.health` need several rows before they warn; this module read
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,7 +31,8 @@ def outcome(rows: Sequence[Row], table: Mapping[str, Any]) -> list[str]:
 
 def _causes(steps: Sequence[Row], table: Mapping[str, Any]) -> list[str]:
     """Yields every cause that the rows show, with advice."""
-    found = [_cut_off(steps, table), _constant(steps), _unjudged(steps)]
+    alone = _alone(table)
+    found = [_cut_off(steps, table), _failed(steps), _constant(steps, alone), _unjudged(steps, alone)]
     return [text for text in found if text] or [
         "Rewards differed, but the objective made no gradient of them. Look at advantage_share and clip_share in the "
         "metrics, and at what the objective keeps (trew explain)."
@@ -49,21 +51,38 @@ def _cut_off(steps: Sequence[Row], table: Mapping[str, Any]) -> str:
     )
 
 
-def _constant(steps: Sequence[Row]) -> str:
+def _alone(table: Mapping[str, Any]) -> str:
+    """The command that tries what gives the rewards by itself."""
+    environment = table.get("environment")
+    name = environment.get("name") if isinstance(environment, Mapping) else ""
+    return f"trew env {name} --check" if name else "trew rewards test"
+
+
+def _failed(steps: Sequence[Row]) -> str:
+    shares = [finite(row.get("environment/failed")) or 0.0 for row in steps]
+    if not any(shares):
+        return ""
+    return (
+        f"{statistics.fmean(shares):.0%} of the episodes failed in their environment and were not judged: look at the "
+        "warnings of the environment."
+    )
+
+
+def _constant(steps: Sequence[Row], alone: str) -> str:
     rewards = {value for row in steps if (value := finite(row.get("reward"))) is not None}
     if not rewards or not _throughout(steps, "zero_signal_share", 1.0):
         return ""
     value = f" ({rewards.pop():g})" if len(rewards) == 1 else ""
     return (
         f"All completions of a prompt got the same reward{value}, so there was nothing to prefer: check the reward "
-        "(trew rewards test), or try easier prompts, more completions per prompt or a higher temperature."
+        f"({alone}), or try easier prompts, more completions per prompt or a higher temperature."
     )
 
 
-def _unjudged(steps: Sequence[Row]) -> str:
+def _unjudged(steps: Sequence[Row], alone: str) -> str:
     if any(row.get("reward") is not None for row in steps):
         return ""
-    return "No completion got a reward: look at the warnings of the rewards, and try them alone (trew rewards test)."
+    return f"No completion got a reward: look at the warnings of the rewards, and try them alone ({alone})."
 
 
 def _throughout(steps: Sequence[Row], name: str, value: float) -> bool:

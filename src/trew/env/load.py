@@ -90,7 +90,10 @@ def _named(spec: Spec) -> Loaded:
     """Loads the environment that a recipe names."""
     kind, colon, rest = spec.name.partition(":")
     if colon and kind in ADAPTERS:
-        return Loaded(*ADAPTERS[kind](rest, spec.args), kind in JUDGE_STOPPED)
+        try:
+            return Loaded(*ADAPTERS[kind](rest, spec.args), kind in JUDGE_STOPPED)
+        except ConfigError as error:
+            raise ConfigError([_in_name(problem, spec.name) for problem in error.problems]) from error
     if not is_file_spec(spec.name):
         if spec.name not in ENVIRONMENTS:
             raise ConfigError(
@@ -107,6 +110,11 @@ def _named(spec: Spec) -> Loaded:
         raise ConfigError([f"environment.name: {problem}" for problem in error.problems]) from error
     judges_stopped = inspect.isclass(found) and callable(getattr(found, "stopped", None))
     return Loaded(_factory(found, spec, f"{path}:{name}"), sources_of(path), judges_stopped)
+
+
+def _in_name(problem: str, name: str) -> str:
+    """A problem that an adapter found, with the recipe's key in front."""
+    return problem if problem.startswith("environment.") else f"environment.name: {name}: {problem}"
 
 
 def _check_values(function: Callable[..., Episode], spec: Spec) -> None:

@@ -102,7 +102,7 @@ class RewardSet:
         own = described(self.rewards)
 
         def tell(text: str) -> None:
-            self._warn(text, text)
+            self.warn(text, text)
 
         if tuple(addresses) == ON_RAY:
             hosts: RewardHosts = RayRewardHosts(ray_cluster.connect(), specs, own=own, tell=tell)
@@ -140,7 +140,8 @@ class RewardSet:
         with self._lock:
             self._told, self._warnings = Counter(state["told"]), list(state["waiting"])
 
-    def _warn(self, name: str, text: str) -> None:
+    def warn(self, name: str, text: str) -> None:
+        """Adds a failure to those that :meth:`take_warnings` returns; ``name`` is what repeats."""
         with self._lock:
             self._told[name] += 1
             count = self._told[name]
@@ -267,7 +268,7 @@ class RewardSet:
             return {}
         assert self.host is not None
         rows = verdicts_of(
-            self.host, list(asks.values()), step=step, warn=lambda function, text: self._warn(function.who, text)
+            self.host, list(asks.values()), step=step, warn=lambda function, text: self.warn(function.who, text)
         )
         return dict(zip(asks, rows, strict=True))
 

@@ -43,6 +43,10 @@ def after_scoring(program: PolicyProgram, step: int, sampled: Sequence[ScoredGro
         return {}
     rewards, every = program.plan.rewards, program.config.track.regrade_every
     warnings = []
+    for group in sampled:
+        for rollout in group.group.rollouts:
+            if rollout.status == "failed":
+                rewards.warn("environment", _failure(group.group.prompt.uid, rollout.error))
     # A replay has scores that were given elsewhere, and perhaps not all that the rewards read.
     if every and (step == 1 or step % every == 0) and sampled and program.plan.replay is None:
         # An interrupt only skips this check: the step itself is done and must be recorded.
@@ -54,6 +58,13 @@ def after_scoring(program: PolicyProgram, step: int, sampled: Sequence[ScoredGro
         program.folder.event(f"step {step}: {text}")
     _end_if_unjudged(program, [score for group in sampled for score in group.scores])
     return row
+
+
+def _failure(uid: str, error: str) -> str:
+    """One line about an episode whose environment failed: how, and the last line of its traceback."""
+    kind, _, text = error.partition(": ")
+    last = (text.strip().splitlines() or [""])[-1]
+    return f"environment: the episode of prompt {uid!r} {kind} and is not judged: {last[:300]}"
 
 
 def _end_if_unjudged(program: PolicyProgram, scores: Sequence[Score]) -> None:
@@ -69,8 +80,14 @@ def _end_if_unjudged(program: PolicyProgram, scores: Sequence[Score]) -> None:
     raise RewardError(
         f"{state.unjudged} steps in a row in which {what} got a value ({', '.join(sorted(lacking))}): "
         + ("nothing can be learned. " if none else f"rewards failed for more than track.max_failed = {most:g}. ")
-        + "Look at the warnings above; try the reward by itself (trew rewards test), or raise its timeout_s"
+        + f"Look at the warnings above; {_advice(program.config.environment.name)}, or raise its timeout_s"
     )
+
+
+def _advice(environment: str) -> str:
+    if environment:
+        return f"try the environment by itself (trew env {environment} --check)"
+    return "try the reward by itself (trew rewards test)"
 
 
 def after_step(program: PolicyProgram, row: Mapping[str, Any]) -> int:

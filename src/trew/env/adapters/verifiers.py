@@ -8,6 +8,7 @@ for other sampling than the recipe's. The reward is the trace's, at the end.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import queue
 import sys
@@ -93,7 +94,8 @@ class VerifiersEnvironment:
 
     def close(self) -> None:
         if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._stop)
+            with contextlib.suppress(RuntimeError):  # the thread is at its end, and has closed the loop
+                self._loop.call_soon_threadsafe(self._stop)
             self._thread.join(timeout=5)
 
     def _stop(self) -> None:

@@ -38,7 +38,8 @@ def tool_of(function: Callable[..., Any]) -> Tool:
     try:
         schema = get_json_schema(function)["function"]
     except Exception as error:  # its own two exceptions, and what evaluating annotations raises
-        why = " ".join(str(error).split()).removeprefix(f"Cannot generate JSON schema for {name} because ")
+        said = " ".join(" ".join(map(str, error.args)).split())  # some have their parts as arguments
+        why = said.removeprefix(f"Cannot generate JSON schema for {name} because ").rstrip("!")
         raise ConfigError(f"tool {name}: {why}; {_EXAMPLE}") from None
     return Tool(name, schema["description"] or "", schema["parameters"], function, schema.get("return"))
 
