@@ -1,7 +1,8 @@
 """The arithmetic, table and pictures of learning.py's results.
 
-Intervals are Student's t over seeds, at 95 %: with five pairs a bootstrap's would be too narrow. Ratios are taken
-within pairs of one seed, on the scale of their logarithms, and so are geometric means.
+Intervals of accuracies and ratios are Student's t over seeds, at 95 %: with five pairs a bootstrap's would be too
+narrow. Ratios are taken within pairs of one seed, on the scale of their logarithms, and so are geometric means. Seconds
+have their lowest and highest value instead: they differ by the machine's load more than by the seed.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from trew.eval.statistics import Interval, mean_interval
+from trew.eval.statistics import mean_interval
 from trew.runs.report import Series, line_chart
 from trew.runs.report.svg import side_by_side
 
@@ -40,10 +41,10 @@ def pairs_of(rows: Sequence[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[
 def of_side(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {"runs": len(rows)}
     for clock in CLOCKS:
-        found[clock] = interval([row["steps"][-1][clock] for row in rows])
+        found[clock] = extent([row["steps"][-1][clock] for row in rows])
     found["accuracy_before"] = interval([held_out(row)[0] for row in rows])
     found["accuracy_after"] = interval([held_out(row)[-1] for row in rows])
-    found["foreign_cpu"] = interval([row["load"]["foreign_cpu"] for row in rows])
+    found["foreign_cpu"] = extent([row["load"]["foreign_cpu"] for row in rows])
     found["reached"] = {str(level): reached(rows, level) for level in LEVELS}
     return found
 
@@ -51,7 +52,7 @@ def of_side(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def reached(rows: Sequence[dict[str, Any]], level: float) -> dict[str, Any]:
     """How many runs reach an accuracy, and when."""
     found = {clock: [at for row in rows if (at := time_to(row, level, clock)) is not None] for clock in CLOCKS}
-    return {"runs": len(found["seconds"]), **{clock: interval(values) for clock, values in found.items()}}
+    return {"runs": len(found["seconds"]), **{clock: extent(values) for clock, values in found.items()}}
 
 
 def of_pairs(pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, Any]:
@@ -77,8 +78,8 @@ def held_out(row: dict[str, Any]) -> list[float]:
 def time_to(row: dict[str, Any], level: float, clock: str) -> float | None:
     """When the held-out accuracy, a straight line between two evaluations, first reaches ``level``; None: never.
 
-    >>> run = {"evaluations": [{"seconds": s, "accuracy": {"mean": a}} for s, a in ((0, 0.1), (10, 0.5), (20, 0.4))]}
-    >>> time_to(run, 0.3, "seconds"), time_to(run, 0.1, "seconds"), time_to(run, 0.6, "seconds")
+    >>> run = {"evaluations": [{"seconds": s, "accuracy": {"mean": a}} for s, a in ((0, 0.0), (10, 0.5), (20, 0.4))]}
+    >>> time_to(run, 0.25, "seconds"), time_to(run, 0.0, "seconds"), time_to(run, 0.6, "seconds")
     (5.0, 0.0, None)
     """
     points = [(found[clock], found["accuracy"]["mean"]) for found in row["evaluations"]]
@@ -93,8 +94,8 @@ def time_to(row: dict[str, Any], level: float, clock: str) -> float | None:
 def ratio(pairs: Sequence[tuple[float, float]]) -> dict[str, float | None]:
     """The geometric mean of b / a over pairs (a, b).
 
-    >>> {name: round(value, 3) for name, value in ratio([(1.0, 2.0), (1.0, 8.0), (2.0, 8.0)]).items()}
-    {'mean': 4.0, 'low': 0.715, 'high': 22.373}
+    >>> {name: round(value, 3) for name, value in ratio([(1.0, 2.0), (1.0, 8.0)]).items()}
+    {'mean': 4.0, 'low': 0.001, 'high': 26730.603}
     """
     logs = interval([math.log(b / a) for a, b in pairs])
     return {name: None if value is None else math.exp(value) for name, value in logs.items()}
@@ -102,12 +103,22 @@ def ratio(pairs: Sequence[tuple[float, float]]) -> dict[str, float | None]:
 
 def interval(values: Sequence[float]) -> dict[str, float | None]:
     """Mean and ends; None for what there is not: ends of a single value, the mean of none."""
-    return json_of(mean_interval(values))
-
-
-def json_of(found: Interval) -> dict[str, float | None]:
+    found = mean_interval(values)
     given = {"mean": found.mean, "low": found.low, "high": found.high}
     return {name: None if math.isnan(value) else value for name, value in given.items()}
+
+
+def extent(values: Sequence[float]) -> dict[str, float | None]:
+    """Mean, lowest and highest value; None for what there is not, as in :func:`interval`.
+
+    >>> extent([1.0, 4.0, 4.0]), extent([2.0])
+    ({'mean': 3.0, 'low': 1.0, 'high': 4.0}, {'mean': 2.0, 'low': None, 'high': None})
+    """
+    several = len(values) > 1
+    return {
+        "mean": sum(values) / len(values) if values else None,
+        "low": min(values) if several else None, "high": max(values) if several else None,
+    }  # fmt: skip
 
 
 # ----------------------------------------------------------------------------------------------------------- the page
@@ -133,12 +144,12 @@ def table(sides: dict[str, Any]) -> str:
     rows: list[tuple[str, Callable[[dict[str, Any]], str]]] = [
         ("held-out accuracy before", lambda own: shown(own["accuracy_before"], 2)),
         ("held-out accuracy after", lambda own: shown(own["accuracy_after"], 2)),
-        ("seconds of the training", lambda own: shown(own["seconds"], 0)),
-        ("processor seconds of it", lambda own: shown(own["processor_seconds"], 0)),
-        ("cores that others kept busy", lambda own: shown(own["foreign_cpu"], 1)),
-        *((f"processor seconds to {level} (runs that reach it)", reach(str(level))) for level in LEVELS),
+        ("seconds of the training", lambda own: spread(own["seconds"], 0)),
+        ("processor seconds of it", lambda own: spread(own["processor_seconds"], 0)),
+        ("cores that others kept busy", lambda own: spread(own["foreign_cpu"], 1)),
+        *((f"processor seconds to {level}; runs that reach it", reach(str(level))) for level in LEVELS),
     ]
-    head = ["mean [95 % over seeds]", *(NAMES[side] for side in sides)]
+    head = ["mean [95 % over seeds] or (lowest to highest)", *(NAMES[side] for side in sides)]
     lines = [head, ["---"] * len(head), *([name, *(cell(own) for own in sides.values())] for name, cell in rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
@@ -146,7 +157,7 @@ def table(sides: dict[str, Any]) -> str:
 def reach(level: str) -> Callable[[dict[str, Any]], str]:
     def cell(own: dict[str, Any]) -> str:
         found = own["reached"][level]
-        return f"{shown(found['processor_seconds'], 0)} ({found['runs']} of {own['runs']})"
+        return f"{spread(found['processor_seconds'], 0)}; {found['runs']} of {own['runs']}"
 
     return cell
 
@@ -157,7 +168,7 @@ def paired(pairs: dict[str, Any]) -> list[str]:
         return ["No seed has been run on both sides yet, so that there is no ratio."]
     difference = shown(pairs["accuracy_after_difference"], 2, sign="+")
     lines = [
-        f"Over {pairs['pairs']} pairs of a seed, TRL divided by trew (geometric mean):",
+        f"TRL divided by trew, geometric mean over {counted(pairs['pairs'])} of one seed:",
         "",
         f"* seconds of the training: {shown(pairs['seconds_ratio'], 1)}; processor seconds: "
         f"{shown(pairs['processor_seconds_ratio'], 1)}",
@@ -166,13 +177,25 @@ def paired(pairs: dict[str, Any]) -> list[str]:
         own = pairs[f"processor_seconds_to_{level}_ratio"]
         if own["pairs"]:
             said = f"* processor seconds to a held-out accuracy of {level}: {shown(own, 1)}"
-            lines.append(f"{said}, over the {own['pairs']} pairs in which both reach it")
+            lines.append(f"{said}, over {counted(own['pairs'])} in which both reach it")
     return [
         *lines,
         f"* held-out accuracy after the same steps, TRL minus trew: {difference}",
         f"* steps that TRL has done in the processor seconds of trew's whole training: "
         f"{pairs['peer_steps_in_the_same_processor_seconds']:.1f}",
     ]
+
+
+def counted(pairs: int) -> str:
+    return f"{pairs} pair" + "s" * (pairs != 1)
+
+
+def spread(found: dict[str, Any], digits: int) -> str:
+    """
+    >>> spread({"mean": 3.0, "low": 1.0, "high": 4.0}, 1)
+    '3.0 (1.0 to 4.0)'
+    """
+    return shown(found, digits).replace("[", "(").replace(", ", " to ").replace("]", ")")
 
 
 def shown(found: dict[str, Any], digits: int, *, sign: str = "") -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import doctest
 import importlib
 import json
 import os
@@ -288,6 +289,12 @@ def test_learning_is_compared_within_pairs(module):
     assert (to["pairs"], to["mean"]) == (1, pytest.approx(2.0))  # 5 and 10; seed 1 of TRL never reaches it
     assert pairs["accuracy_after_difference"]["mean"] == pytest.approx(-0.1)
     assert pairs["peer_steps_in_the_same_seconds"] == 0
+
+
+def test_examples_of_learning(module):
+    found = doctest.testmod(module("learning_results"))
+    assert found.attempted > 0
+    assert not found.failed
 
 
 def test_the_clock_of_learning_leaves_evaluations_out(module, monkeypatch):
