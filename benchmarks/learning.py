@@ -185,7 +185,8 @@ def result(args: argparse.Namespace, rows: list[dict[str, Any]]) -> dict[str, An
     rows = [{name: value for name, value in row.items() if name not in ("budget", "versions")} for row in rows]
     return {
         "date": datetime.date.today().isoformat(), "machine": machine(), "versions": versions, "peer": args.peer,
-        "budget": given, "peer_environment": KEEPS_FREED_MEMORY, "rows": rows, "summary": summary(rows),
+        "seeds": args.seeds, "budget": given, "peer_environment": KEEPS_FREED_MEMORY, "rows": rows,
+        "summary": summary(rows),
     }  # fmt: skip
 
 

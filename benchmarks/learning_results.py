@@ -135,9 +135,16 @@ def page(found: dict[str, Any]) -> str:
         f"Measured {found['date']} on {m['cpu']}, {threads} of {m['cores']} cores, beside other work; {versions}. "
         f"Runs: {counts}. Each has {budget['steps']} steps of {budget['prompts']} prompts × {budget['completions']} "
         f"completions, {updates} optimizer steps on each, and {budget['eval_size']} held-out problems.",
-        "", table(sides), "", *paired(pairs),
+        *missing(found), "", table(sides), "", *paired(pairs),
     ]  # fmt: skip
     return "\n".join(lines)
+
+
+def missing(found: dict[str, Any]) -> list[str]:
+    """Says which of the seeds that were asked for have no pair yet."""
+    done = {ours["seed"] for ours, _ in pairs_of(found["rows"])}
+    left = ", ".join(str(seed) for seed in found["seeds"] if seed not in done)
+    return [f"**Not all that was planned has been run**: no pair yet of seed {left}."] if left else []
 
 
 def table(sides: dict[str, Any]) -> str:

@@ -401,6 +401,7 @@ def test_our_side_of_learning_runs(module, monkeypatch, tmp_path):
     text, image = module("learning_results").page(found), module("learning_results").picture(found)
     assert "1 of trew" in text
     assert "No seed has been run on both sides yet" in text
+    assert "no pair yet of seed 1" in text
     assert image.startswith("<svg")
 
 
