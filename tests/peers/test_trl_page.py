@@ -71,7 +71,7 @@ def test_the_doctor_here():
     found = {what: (mark, says) for mark, what, says, _ in doctor.found()}
     assert {mark for mark, _ in found.values()} == {"ok"}
     assert found["hooks"] == ("ok", "all 5 fit")
-    assert "not remax, ppo, ppo-clip" in found["presets"][1]
+    assert "not remax, ppo, vapo, ppo-clip" in found["presets"][1]
 
 
 def test_the_doctor_as_a_command():
