@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
@@ -19,6 +20,7 @@ from fake_vllm import FakeVllm, serving
 from forks import wait_for
 from recipe_help import ODD, recipe, training_rows
 from trew.runs.rollouts import EFFECTS
+from trew.utils.toml import dump_table
 
 UNTAUGHT = [name for name in EFFECTS if name != "teacher_logprobs"]
 STEPS, PROMPTS = 6, 4
@@ -240,3 +242,38 @@ def test_a_replay_is_the_run_to_the_bit_in_one_process(fakes, model, tmp_path, c
         # Health rules read what was waited for, too.
         waits = ("waited_s", "idle_s", "passed_over")
         assert {*its} - {*mine} == {key for key in its if key.startswith("age") or key in waits}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("with_", ["a critic", "a teacher"])
+def test_a_second_model_reads_completions_of_older_weights(with_, fakes, model, tmp_path, server):
+    """A critic that is trained, or a teacher on a server of its own: each step has values for all completions."""
+    for fake in fakes:
+        fake.faults.slow = 0.1
+    teacher = FakeVllm(tiny.save(tmp_path / "teacher", "qwen3"))
+    with serving(teacher, tmp_path / "teacher.sock"):
+        own = {
+            "a critic": {"objective": {"preset": "ppo", "correction": "tis"}},
+            "a teacher": {
+                "objective": {"preset": "opd", "correction": "tis"},
+                "teacher": {"endpoint": f"unix:{tmp_path}/teacher.sock"},
+            },
+        }[with_]
+        path = written(tmp_path, model)
+        table = tomllib.loads(path.read_text())
+        path.write_text(dump_table(table | own))
+        server.run("train", path, cwd=tmp_path, TREW_SERVER_TOKEN="secret")
+    run = tmp_path / "runs" / "run"
+    rows = training_rows(run)
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    assert max(row["age_max"] for row in rows) == 1
+    assert trained_on(run) == Counter(range(STEPS * PROMPTS))
+    if with_ == "a critic":
+        assert all(row["value_loss"] > 0 for row in rows)
+        assert rows[-1]["value"] != 0.0
+        return
+    assert all(row["kl_teacher"] > 0 for row in rows)
+    for file in sorted((run / "rollouts").glob("*.parquet")):
+        for row in pq.read_table(file, columns=["token_ids", "teacher_logprobs"]).to_pylist():
+            assert len(row["teacher_logprobs"]) == len(row["token_ids"])
+            assert all(value < 0 for value in row["teacher_logprobs"])

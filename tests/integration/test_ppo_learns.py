@@ -10,6 +10,7 @@ import torch
 
 import tiny
 import trew
+from ranks_help import free_port, variables
 from scorer_help import save_scorer
 from trew.config import parse
 from trew.errors import ConfigError, ModelError
@@ -17,6 +18,7 @@ from trew.learner.value_runner import with_score_as_value
 from trew.models import loading
 from trew.training import planning
 from trew.utils.console import Silent
+from trew.utils.toml import dump_table
 
 REWARD = """
 def odd(completion_ids, **_):
@@ -77,6 +79,7 @@ def test_a_critic_begins_with_the_scores_of_a_reward_model(tmp_path):
     assert all(p.device.type == "cpu" for p in critic.parameters())
 
 
+@pytest.mark.nightly
 def test_a_run_with_such_a_critic_continues_to_the_bit(tmp_path):
     scorer = save_scorer(tmp_path / "scorer")
     table = from_scorer(tmp_path, scorer)
@@ -111,3 +114,22 @@ def test_what_is_no_critic_is_refused(tmp_path):
     biased.score = torch.nn.Linear(32, 1)
     with pytest.raises(ModelError, match="its score is not one product with the hidden state"):
         with_score_as_value(biased)
+
+
+@pytest.mark.nightly
+def test_two_ranks_train_a_critic_as_one_does(tmp_path, server):
+    table = from_scorer(tmp_path, save_scorer(tmp_path / "scorer")) | {"learner": {"minibatch_prompts": 2}}
+    trew.train(parse(table), display=Silent())
+    pair = table | {"out": str(tmp_path / "pair"), "cluster": {"learner": 2, "shard": "none"}}
+    (tmp_path / "r.toml").write_text(dump_table(pair))
+    port = free_port()
+    ranks = [server.start("train", "r.toml", cwd=tmp_path, **variables(rank, 2, port)) for rank in range(2)]
+    assert [rank.wait() for rank in ranks] == [0, 0], "\n".join(rank.text() for rank in ranks)
+    rows = [
+        [row for row in map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines()) if "loss" in row]
+        for name in ("run", "pair")
+    ]
+    assert len(rows[0]) == len(rows[1]) == 2
+    for one, other in zip(*rows, strict=True):
+        for key in ("value", "return", "value_loss", "critic_grad_norm", "loss", "grad_norm", "reward"):
+            assert other[key] == pytest.approx(one[key], rel=1e-4, abs=1e-5), key

@@ -13,7 +13,7 @@ import trew
 from trew.config import CriticConfig, LearnerConfig
 from trew.errors import CheckpointError, NumericsError
 from trew.learner.critic import Critic, without_critic
-from trew.learner.value_runner import with_value_head
+from trew.learner.value_runner import ValueRunner, with_value_head
 from trew.objective import TokenBatch
 from trew.types import TrainingSample
 
@@ -122,6 +122,25 @@ def test_bfloat16_is_near():
     assert help.relative(gradient(low, batch), gradient(exact, batch)) < 0.1
 
 
+def test_a_value_is_a_product_in_float32_whatever_the_body_computes_in(monkeypatch):
+    seen, critic = [], made(dtype="bfloat16")
+    read = ValueRunner._read
+
+    def watched(self, hidden, pack):
+        values = read(self, hidden, pack)
+        if not self._probing:
+            seen.append((hidden.detach(), values.detach(), self._tensor(pack.read_rows)))
+        return values
+
+    monkeypatch.setattr(ValueRunner, "_read", watched)
+    critic.step(ITEMS, prepared(critic))
+    weight = made().model.get_output_embeddings().weight[0].detach()
+    assert len(seen) >= 2
+    for hidden, values, rows in seen:
+        assert values.dtype == torch.float32
+        torch.testing.assert_close(values, (hidden.float() @ weight)[rows], rtol=1e-6, atol=1e-6)
+
+
 def test_steps_bring_values_to_the_returns_of_samples_and_count():
     critic = made(std=0.0, clip=1e6, lr=5e-3)
     batch = prepared(critic)
@@ -165,10 +184,11 @@ def test_a_step_that_is_not_finite_changes_nothing():
 
 
 def test_restored_from_a_checkpoint_it_goes_on_to_the_bit():
-    critic, other = made(), made(std=0.2)
+    """With a schedule, which counts the steps before the checkpoint too."""
+    critic, other = made(schedule="linear"), made(std=0.2, schedule="linear")
     batch = prepared(critic)
-    for _ in range(3):
-        critic.step(ITEMS, batch)
+    rates = [critic.step(ITEMS, batch).metrics["critic_lr"][0] for _ in range(3)]
+    assert rates == pytest.approx([1e-3, 0.99e-3, 0.98e-3])
     tensors, counters = critic.state()
     saved = {name: t.clone() for name, t in tensors.items()}
     assert {name.partition(".")[0] for name in saved} == {"critic", "critic_optimizer"}

@@ -237,3 +237,17 @@ def test_rollouts_are_chosen_by_the_reward_that_was_asked_for_and_once(args, kep
 def test_a_reward_that_no_rollout_has_is_refused_with_those_that_there_are():
     with pytest.raises(DataError, match=r"data.args.reward: got 'from', but run has form"):
         Rollouts(reward="from").prompts(Split("run", "run", [Row("row 1", sampled(3, 1.0, form=1.0))]))
+
+
+def test_what_stood_between_two_turns_of_a_rollout_is_read_and_not_learned():
+    row = sampled(3, 1.0) | {
+        "token_ids": [3, 4, 50, 51, 5, 60], "sampled": [True, True, False, False, True, False],
+        "finish_reason": "length",
+    }  # fmt: skip
+    (made,) = Rollouts().prompts(Split("run", "run", [Row("row", row)]))
+    (rollout,) = Encoder(renderer(), loss_on="all").encode(made)
+    assert rollout.prompt_ids.tolist() == [1, 2]
+    assert rollout.token_ids.tolist() == [3, 4, 50, 51, 5]  # nothing is learned behind the last turn
+    assert rollout.sampled is not None
+    assert rollout.sampled.tolist() == [True, True, False, False, True]
+    assert rollout.status == "truncated"
