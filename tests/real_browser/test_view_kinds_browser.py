@@ -133,7 +133,7 @@ def test_the_runs_of_a_study_are_found_and_compared(visit: Visit) -> None:
     page.get_by_label("Search runs").fill("study/")
     expect(page.locator("tbody tr")).to_have_count(8)
     page.get_by_label("all 8").check()
-    page.get_by_role("link", name="Compare").click()
+    page.locator("main").get_by_role("link", name="Compare").click()
     visit.settled()
     expect(page.locator("main")).to_contain_text("clip")
 
