@@ -135,7 +135,8 @@ def test_the_runs_of_a_study_are_found_and_compared(visit: Visit) -> None:
     page.get_by_label("all 8").check()
     page.locator("main").get_by_role("link", name="Compare").click()
     visit.settled()
-    expect(page.locator("main")).to_contain_text("clip")
+    expect(page.locator("main")).to_contain_text("4 groups of runs, paired by seed")
+    expect(page.locator("main")).to_contain_text("lr=0.001 eps_high=0.2")
 
 
 @pytest.mark.parametrize("view", VIEWS)
