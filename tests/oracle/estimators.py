@@ -344,7 +344,7 @@ def gae(step, s):
 def gtpo(step, s):
     a1, a2 = s["a1"], s["a2"]
     for group in groups_of(step):
-        right, wrong = [o for o in group if o.correct], [o for o in group if not o.correct]
+        right, wrong = [o for o in group if o.correct and o.T], [o for o in group if not o.correct and o.T]
         if not right or not wrong:
             spread_over(group, [0.0] * len(group))
             continue

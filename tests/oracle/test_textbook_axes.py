@@ -143,7 +143,7 @@ def test_a_missing_greedy_answer_takes_its_completions_out():
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_likelihood_of_correct_completions(name):
-    data = step_for(name, 28, nan=1, layout="holes")
+    data = step_for(name, 28, nan=1, empty=1, layout="holes")
     if data.get("rewards") is None:
         data["rewards"] = data["advantages"] if data["advantages"].dim() == 1 else data["advantages"][:, 0]
     check(name, data, **(lively(name) | {"nll": 0.3}))
