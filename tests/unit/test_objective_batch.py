@@ -88,10 +88,10 @@ def test_several_rewards_are_summed_by_weight():
 
 
 def test_denominators_leave_out_what_has_no_tokens():
-    assert Denominators.of(make()) == Denominators(sequences=3, tokens=5, max_length=3, groups=2)
+    assert Denominators.of(make()) == Denominators(3, 5, max_length=3, groups=2, correct_tokens=2)
     batch = make()
     without = batch.replace(mask=batch.mask & (batch.sequence_ids != 2))
-    assert Denominators.of(without) == Denominators(sequences=2, tokens=4, max_length=3, groups=1)
+    assert Denominators.of(without) == Denominators(2, 4, max_length=3, groups=1, correct_tokens=2)
     assert Denominators(1, 1) == Denominators(1, 1, None, 0)
 
 

@@ -89,7 +89,7 @@ def test_a_part_as_a_step_of_its_own_has_its_own_denominators():
     objective = trew.preset("dapo")
     prepared = objective.prepare(make(denominators=Denominators(sequences=5, tokens=16)))
     part = objective.renormalised_for(prepared.select(torch.tensor([0])))
-    assert part.denominators == Denominators(sequences=1, tokens=2, groups=1)
+    assert part.denominators == Denominators(sequences=1, tokens=2, groups=1, correct_tokens=2)
     assert part.token_weights.tolist() == [0.5, 0.5]
 
 

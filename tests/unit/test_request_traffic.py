@@ -62,7 +62,7 @@ def test_requests_sent_while_others_are_given_up_are_answered_and_so_are_those(s
     def and_another_comes(line: Any) -> None:
         monkeypatch.undo()
         give_up(line)
-        line.late = asyncio.ensure_future(carried._carry("late", endpoint, {}))
+        line.late = asyncio.ensure_future(carried._carry("late", endpoint, {}, "/any"))
 
     monkeypatch.setattr(traffic._Line, "_give_up", and_another_comes)
     carried.send("early", endpoint, {})

@@ -140,9 +140,9 @@ class _Line:
         try:
             response = await self.client.post(f"{self.endpoint.url}{path}", json=body)
             self.moved = _now()
-            return answer(self.endpoint, "generate", response)
+            return answer(self.endpoint, _name(path), response)
         except (httpx2.HTTPError, OSError) as error:
-            raise failure(self.endpoint, "generate", error) from None
+            raise failure(self.endpoint, _name(path), error) from None
         except asyncio.CancelledError:
             if task not in self.hung:
                 raise
@@ -193,6 +193,11 @@ def report_unless_late(loop: asyncio.AbstractEventLoop, context: dict[str, Any])
     is cancelled in the same pass of the loop, the future is done already, and asyncio would print a traceback."""
     if not isinstance(context.get("exception"), asyncio.InvalidStateError):
         loop.default_exception_handler(context)
+
+
+def _name(path: str) -> str:
+    """A request in messages: "generate", "completions"."""
+    return path.rpartition("/")[2]
 
 
 def _now() -> float:
