@@ -314,6 +314,7 @@ def stand_in(tmp_path_factory) -> Path:
     }
     asked, told = {"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}
     sets["demonstrations"] = [{"messages": [asked | {"content": f"{i} + 1?"}, told]} for i in range(300)]
+    sets["pairs"] = [{"prompt": [asked | {"content": f"{i} + 1?"}], "chosen": "2", "rejected": "3"} for i in range(300)]
     for name, rows in sets.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
@@ -332,8 +333,9 @@ def test_every_recipe_passes_its_dry_run(recipe, stand_in, tmp_path, monkeypatch
     settings = [f"model={stand_in / 'model'}", "data.max_prompt_tokens=2000"]  # one token per byte there
     if recipe.stem == "mixture":
         settings = [settings[0], *(f"data.{i}.max_prompt_tokens=2000" for i in range(2))]
-    if recipe.stem == "sft":
-        settings = [settings[0], f"data.train={stand_in / 'demonstrations.jsonl'}", "learner.warmup_steps=1"]
+    if recipe.stem in ("sft", "dpo"):
+        rows = "demonstrations" if recipe.stem == "sft" else "pairs"
+        settings = [settings[0], f"data.train={stand_in / f'{rows}.jsonl'}", "learner.warmup_steps=1"]
     if recipe.stem.startswith("gsm8k"):
         settings += [f"data.train={stand_in / 'gsm8k'}"]
     if recipe.stem == "gsm8k-distill":

@@ -38,6 +38,7 @@ REFUSED = {
     "turn-returns": "which gives credit to the turns of an episode",
     "sft": "which learns from demonstrations",
     "rft": "which learns from demonstrations",
+    "dpo": "which learns from preference pairs",
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "kl in the reward": {"preset": "grpo", "beta": 0.1, "kl": "k1", "kl_place": "reward"},

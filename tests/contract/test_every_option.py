@@ -180,6 +180,7 @@ def test_every_argument_of_every_task_is_tried():
     elsewhere = {
         "test_data_puzzles.py": keys.pop("reasoning-gym") - {"instruction"},
         "test_demonstrations.py": keys.pop("demonstrations") | keys.pop("rollouts"),
+        "test_preference_pairs.py": keys.pop("pairs"),
     }
     assert {name: set(args) for name, args in {**TASK_ARGS, **READ_ARGS}.items()} == keys
     for name, here in elsewhere.items():

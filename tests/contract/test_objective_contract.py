@@ -35,8 +35,14 @@ BATCH_COUPLED = {
     "kl-cov": "ranks the covariance of A and log pi over all tokens of the step",
     "clip-cov": "draws from the tokens of the step by their covariance",
     "m2po": "bounds a mean over the tokens of the step",
+    "dpo": "compares completions of a group by the policy's log-probs",
 }
-CHOOSING = {"kl-cov": {"share": 0.3}, "clip-cov": {"share": 0.3}, "m2po": {"tau": 0.01}}  # settings that choose tokens
+CHOOSING = {
+    "kl-cov": {"share": 0.3},
+    "clip-cov": {"share": 0.3},
+    "m2po": {"tau": 0.01},
+    "dpo": {"dpo_beta": 0.5},
+}  # settings that choose tokens
 ORDERED = {"token-mean-local": "its blocks are consecutive completions"}
 NOT_SHIFT_INVARIANT = {
     "ppo": "its baseline is the critic's value, which the caller gives",
@@ -69,6 +75,7 @@ NOT_REINFORCE = {
     "high-entropy-tokens": "keeps the tokens with much entropy only",
     "clip-cov": "silences tokens at any ratio",
     "vapo": "the likelihood of correct answers is learned beside it",
+    "dpo": "weighs completions by how wrongly the policy ranks them",
 }
 RESIDUAL = {
     "vapo": "the likelihood of correct answers is learned whatever their advantage",
@@ -184,7 +191,7 @@ def test_the_gradient_does_not_depend_on_the_split(name, choice, cut):
 def test_objectives_whose_scope_is_the_batch_refuse_parts(name):
     data = step_for(name, 0)
     objective = objective_for(name, **CHOOSING[name])
-    assert objective.scope == "batch"
+    assert objective.scope == ("group" if name == "dpo" else "batch")
     prepared = objective.prepare(TokenBatch.from_padded(**data))
     whole = objective.loss(TokenBatch.from_padded(**data))
     assert torch.equal(objective.loss(prepared).coefficients, whole.coefficients)

@@ -136,6 +136,16 @@ def indicator(step, s):
         o.A = [float(o.correct)] * o.T
 
 
+def preferred(step, s):
+    """1 / n for the n best of a group, -1 / n for the n worst."""
+    for group in groups_of(step):
+        values = [o.R for o in group if o.T]
+        best, worst = max(values, default=0.0), min(values, default=0.0)
+        for o in group:
+            a = {best: 1 / max(values.count(best), 1), worst: -1 / max(values.count(worst), 1)}.get(o.R, 0.0)
+            o.A = [a if best > worst else 0.0] * o.T
+
+
 def greedy(step, s):
     spread_over(step, [o.R - o.baseline for o in step])
 
@@ -412,6 +422,7 @@ ESTIMATORS = {
     "greedy": greedy,
     "ones": ones,
     "indicator": indicator,
+    "preferred": preferred,
     "batch-std": batch_std_raw,
     "batch-std-centred": batch_std_centred,
     "length": length_weighted,

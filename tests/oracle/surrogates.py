@@ -48,6 +48,21 @@ def reinforce(o, s):
     return [l * a for l, a in zip(o.l, o.A, strict=True)]
 
 
+def compare(step: list[Rollout], s) -> None:
+    """Weighs each rollout by how wrongly the policy still ranks it against those of its group on the other side."""
+    z = {o.row: s["dpo_beta"] * sum(l - r for l, r in zip(o.fixed, o.ref, strict=True)) for o in step}
+    s["wrongly"] = {}
+    for o in step:
+        rivals = [x for x in step if x.group == o.group and sum(x.A) * sum(o.A) < 0]
+        sign = 1 if sum(o.A) > 0 else -1
+        pushes = [s["dpo_beta"] * sigmoid(-sign * (z[o.row] - z[x.row])) for x in rivals]
+        s["wrongly"][o.row] = sum(pushes) / len(pushes) if pushes else 0.0
+
+
+def preference(o, s):
+    return [s["wrongly"][o.row] * l * a for l, a in zip(o.l, o.A, strict=True)]
+
+
 def ppo(o, s):
     return [clipped(r, a, 1 - s["eps_low"], 1 + s["eps_high"]) for r, a in zip(ratios(o, s), o.A, strict=True)]
 
@@ -350,6 +365,7 @@ PENALTIES = {
 
 SURROGATES = {
     "reinforce": reinforce,
+    "preference": preference,
     "ppo": ppo,
     "dual-clip": dual_clip,
     "two-sided": two_sided,

@@ -63,6 +63,7 @@ LIVELY = {
     "mt-grpo": {"outcome_weight": 0.4, "ddof": 0},
     "turn-returns": {"turn_discount": 0.7, "std_eps": 1e-4},
     "opd": {"distill": 0.3, "eps_low": 0.1, "eps_high": 0.1},
+    "dpo": {"dpo_beta": 0.9},
 }
 NOT_IN_THE_TEXTBOOK = {"seed"}
 SHAPES = {
@@ -148,6 +149,7 @@ RANGES = {
     "length_alpha": (0.05, 2.0),
     "omega": (0.0, 2.0), "turn_discount": (0.0, 1.0), "outcome_weight": (0.0, 2.0), "norm": ["mean-std"],
     "scale": ["std"], "tail": ["silent", "reward"], "tokens": ["growing", "all"], "m2po tau": (1e-3, 0.1),
+    "dpo_beta": (0.05, 2.0),
 }  # fmt: skip
 
 

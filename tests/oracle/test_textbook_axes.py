@@ -32,7 +32,7 @@ ROLLOUT_ANCHORED = {name for name, s in PRESETS.items() if s.get("anchor") == "r
 
 
 # Nothing can be added to what is not read.
-REWARD_BLIND = {"ppo-clip", "grpo-process", "gtpo", "grpo-s", "pass-at-k", "sft", "rft", "online-rft", "opd"}
+REWARD_BLIND = {"ppo-clip", "grpo-process", "gtpo", "grpo-s", "pass-at-k", "sft", "rft", "online-rft", "opd", "dpo"}
 TO_GO_BLIND = {"ppo-clip", "ppo", "vapo"}
 NEAR_ONE = {"bnpo-paper", "maxrl"}  # want rewards of 0 to 1: a penalty must not carry them out of it
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .estimators import ESTIMATORS, Rollout, entropy_bonus, flat, groups_of, whiten
-from .surrogates import PENALTIES, SURROGATES, chosen_tokens
+from .surrogates import PENALTIES, SURROGATES, chosen_tokens, compare
 
 COMMON = {
     "anchor": "old", "surrogate": "ppo", "advantage": "group-std", "aggregate": "token-mean",
@@ -108,10 +108,13 @@ PRESETS: dict[str, dict] = {
     "sft": {"surrogate": "reinforce", "advantage": "ones"},
     "rft": {"surrogate": "reinforce", "advantage": "indicator"} | PER_TOKEN_MEAN,
     "online-rft": {"surrogate": "reinforce", "advantage": "indicator"} | PER_TOKEN_MEAN,
+    "dpo": {"surrogate": "preference", "advantage": "preferred", "aggregate": "prompt-mean-token-sum", "dpo_beta": 0.1},
 }  # fmt: skip
 
 # The papers give the surrogate itself, not only its gradient.
 GRADIENT_ONLY = {"aspo", "topr"}
+# DPO's loss is one of pairs; its value is compared with the paper's in tests/unit/test_dpo_preset.py.
+GRADIENT_ONLY |= {"dpo"}
 
 
 @dataclass
@@ -273,6 +276,8 @@ def set_shares(step: list[Rollout], s: dict, max_length: int | None) -> None:
             case "prompt-mean-token-mean":
                 prompts = {x.group for x in step}
                 o.share = 1 / (len(prompts) * sum(x.T for x in step if x.group == o.group))
+            case "prompt-mean-token-sum":
+                o.share = 1 / len({x.group for x in step})
             case "token-mean-local":
                 start = index // size * size
                 o.share = 1 / (math.ceil(n / size) * sum(x.T for x in step[start : start + size]))
@@ -329,6 +334,8 @@ def step_loss(name: str, data: dict, **overrides) -> Answer:
     set_shares(step, s, max_length)
     if s["surrogate"] in ("kl-cov", "clip-cov", "high-entropy", "m2po"):
         chosen_tokens(step, s)
+    if s["surrogate"] == "preference":
+        compare(step, s)
     loss, any_token_form = data["logprobs"].new_zeros(()), False
     for o in step:
         c = correction(o, s)

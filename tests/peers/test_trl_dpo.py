@@ -1,4 +1,5 @@
-"""DPO's loss and gradient against the real ``DPOTrainer._compute_loss``, for given log-probs."""
+"""DPO's loss and gradient against the real ``DPOTrainer._compute_loss``, for given log-probs: those of ``dpo_loss``
+and of the preset ``dpo``, with which trew sft trains."""
 
 from __future__ import annotations
 
@@ -50,8 +51,9 @@ def theirs(logprobs: torch.Tensor, ref: torch.Tensor, mask: torch.Tensor, beta: 
     return DPOTrainer._compute_loss(trainer, trainer.model, inputs, False)
 
 
+@pytest.mark.parametrize("of", ["function", "preset"])
 @pytest.mark.parametrize("beta", [0.1, 0.5, 2.0])
-def test_loss_and_gradient(beta):
+def test_loss_and_gradient(beta, of):
     g = torch.Generator().manual_seed(int(10 * beta))
     mask = (torch.arange(WIDTH)[None] < torch.randint(1, WIDTH + 1, (2 * PAIRS, 1), generator=g)).long()
     raw = -3 * torch.rand(2 * PAIRS, WIDTH, generator=g, dtype=torch.float64) * mask  # TRL's are 0 outside the mask
@@ -66,7 +68,7 @@ def test_loss_and_gradient(beta):
             logprobs=own, ref_logprobs=ref, mask=mask, group_ids=torch.arange(PAIRS).repeat(2),
             rewards=torch.tensor([1.0] * PAIRS + [-1.0] * PAIRS),
         )  # fmt: skip
-        mine = dpo_loss(batch, beta=beta)
+        mine = dpo_loss(batch, beta=beta) if of == "function" else trew.preset("dpo", dpo_beta=beta).loss(batch).loss
         return mine, torch.autograd.grad(mine, own)[0]
 
     inside = mask.bool()

@@ -196,6 +196,7 @@ def test_presets_that_are_refused():
         "otb",
         "sft",
         "rft",
+        "dpo",
     } == REFUSED
 
 

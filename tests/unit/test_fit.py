@@ -12,7 +12,7 @@ from trew.training import compatibility
 
 ALONE = ("reinforce", "remax", "reinforce-pp", "ppo", "vapo", "online-rft")
 """Presets that learn from one completion per prompt."""
-NOT_IN_A_RUN = ("ppo-clip", "grpo-process", "gigpo", "mt-grpo", "turn-returns", "sft", "rft")
+NOT_IN_A_RUN = ("ppo-clip", "grpo-process", "gigpo", "mt-grpo", "turn-returns", "sft", "rft", "dpo")
 
 
 def run(preset: str, *, rollout: dict[str, Any] | None = None, learner: dict[str, Any] | None = None, **settings: Any):

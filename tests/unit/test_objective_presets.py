@@ -119,6 +119,7 @@ PRESETS = {
     "sft": ({}, "token-mean", 0.0, "k3 loss"),
     "rft": ({}, "seq-mean-token-mean", 0.0, "k3 loss"),
     "online-rft": ({}, "seq-mean-token-mean", 0.0, "k3 loss"),
+    "dpo": ({"dpo_beta": 0.1}, "own", 0.0, "k3 loss"),
 }  # fmt: skip
 
 # Where a setting ends up: by name, and where a preset has another place for it.
@@ -140,6 +141,7 @@ ELSEWHERE = {
     "deepseek-v3.2": {"delta": "correction.0.delta"}, "high-entropy-tokens": {"share": "select.0.share"},
     "prime-rl-ipo": {"delta": "weight.band.delta"}, "m2po": {"tau": "weight.tau"}, "dro": {"tau": "divergence.1.beta"},
     "rollout-is": {"eps_low": "weight.band.eps_low", "eps_high": "weight.band.eps_high"},
+    "dpo": {"dpo_beta": "weight.beta"},
     "kl-cov": {"share": "divergence.1.share", "penalty": "divergence.1.penalty"},
 }  # fmt: skip
 OTHER_CHOICE = {

@@ -366,8 +366,10 @@ def test_sequences_without_a_baseline_leave_the_step_where_one_is_needed():
 
 
 def test_names_that_are_not_there():
-    with pytest.raises(ConfigError, match=r"^objective.preset: got 'dpo' .did you mean 'gdpo'.., accepts reinforce, "):
-        trew.preset("dpo")
+    with pytest.raises(
+        ConfigError, match=r"^objective.preset: got 'dapoo' .did you mean 'dapo'.., accepts reinforce, "
+    ):
+        trew.preset("dapoo")
     with pytest.raises(
         ConfigError, match=r"^objective.ddof: rloo has no such setting.* accepts eps_low, eps_high; and"
     ):

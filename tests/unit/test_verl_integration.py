@@ -21,7 +21,7 @@ def test_every_preset_is_offered_or_has_a_reason() -> None:
     assert tuple(found) == trew.presets()
     assert {name for name, o in found.items() if o.loss and o.advantage} == {
         "grpo-process", "gigpo", "mt-grpo", "turn-returns", "gtpo", "grpo-s", "cppo", "high-entropy-tokens",
-        "entropy-advantage", "otb", "sft", "rft", "vapo",
+        "entropy-advantage", "otb", "sft", "rft", "vapo", "dpo",
     }  # fmt: skip
 
 

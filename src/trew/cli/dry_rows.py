@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..data import prompt_order
+from ..data.tasks.pairs import PAIR
 from .dry_run import spread
 from .main import visible
 from .mixture import mixture_lines
@@ -25,9 +26,10 @@ def data_lines(plan: Plan) -> Iterator[str]:
     rollouts = [r for row in rows.train for r in row.group.rollouts]
     lengths = sorted(len(r.prompt_ids) + len(r.token_ids) for r in rollouts)
     learned = sum(map(len, rollouts))
+    done = "compared" if plan.config.prefers else "learned"
     yield (
         f"data: {len(rows.train)} training and {len(rows.held)} held-out rows; training rows have "
-        f"{spread(lengths)}; {learned} of {sum(lengths)} tokens are learned"
+        f"{spread(lengths)}; {learned} of {sum(lengths)} tokens are {done}"
     )
     yield from mixture_lines(plan.config, plan.train, plan.eval)
     for note in plan.notes:
@@ -41,9 +43,13 @@ def row_lines(plan: Plan) -> Iterator[tuple[str, list[str]]]:
     order = prompt_order(plan.config, plan.train)
     for number, index in enumerate(order.take(0, min(SHOWN, len(rows.train))), 1):
         group = rows.train[index].group
-        for rollout in group.rollouts:
+        kinds = [f", {name}" for name in group.prompt.columns.get(PAIR, ())] or [""] * len(group.rollouts)
+        for kind, rollout in zip(kinds, group.rollouts, strict=True):
             tokens = len(rollout.prompt_ids) + len(rollout.token_ids)
-            heading = f"row {number} of step 1: {group.prompt.uid}, {tokens} tokens, {len(rollout)} of them learned (+)"
+            done = "compared" if kind else "learned"
+            heading = (
+                f"row {number} of step 1{kind}: {group.prompt.uid}, {tokens} tokens, {len(rollout)} of them {done} (+)"
+            )
             yield heading, _cut([*_marked(plan, rollout)])
 
 

@@ -251,7 +251,8 @@ def _plan(display: Display, plan: Plan) -> None:
     measured = f"before, after and every {c.eval.every} steps" if c.eval.every else "before and after"
     step, rows = f"{c.rollout.prompts} prompts x {c.rollout.completions} completions", "prompts"
     if c.demonstrates:
-        step, rows = f"{c.sft.batch} rows", "rows"
+        rows = "pairs" if c.prefers else "rows"
+        step = f"{c.sft.batch} {rows}"
     display.line(
         f"\n{c.steps} steps of {step}, {c.optimizer_steps} "
         f"optimizer steps, on {plan.device}; evaluated {measured} on {len(plan.eval)} {rows}; saved {saves}, to "

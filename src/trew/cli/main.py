@@ -24,7 +24,7 @@ COMMANDS: dict[str, tuple[str, str | tuple[str, ...], str]] = {
     "sft": (
         "sft",
         "sft",
-        "fine-tune on demonstrations, or on completions that a reward accepted; --dry-run",
+        "fine-tune on demonstrations, accepted completions or preference pairs (DPO); --dry-run",
     ),
     "plan": ("plan", "plan", "the memory and time that a recipe needs, and what to change; --json for programs"),
     "eval": ("eval", "eval", "accuracy, pass@k and avg@k of a model with 95 % intervals"),

@@ -74,7 +74,7 @@ def _header(config: Config, data: RunData, step: int, *, name: str, license: str
         known["license"] = license
     made = ModelCardData(
         library_name="transformers", pipeline_tag="text-generation",
-        tags=["trew", "sft" if config.demonstrates else "reinforcement-learning", config.objective.preset],
+        tags=list(dict.fromkeys(["trew", _kind(config), config.objective.preset])),
         model_name=name, eval_results=results or None, **known,
     )  # fmt: skip
     return f"---\n{made.to_yaml()}\n---\n\n"
@@ -92,8 +92,19 @@ def _introduction(config: Config, license: str) -> str:
         "**Licence unknown: check** that of the model it was trained from before you pass this one on."
     )  # fmt: skip
     how = "LoRA adapters, merged here and alone in `adapter/`" if config.lora.rank else "all weights"
-    by = "supervised fine-tuning" if config.demonstrates else "reinforcement learning from verifiable rewards"
+    by = _BY[_kind(config)]
     return f"Trained from {code(_short(config.model))} by {by} with trew ({how}). {known}"
+
+
+def _kind(config: Config) -> str:
+    return "dpo" if config.prefers else "sft" if config.demonstrates else "reinforcement-learning"
+
+
+_BY = {
+    "dpo": "direct preference optimisation",
+    "sft": "supervised fine-tuning",
+    "reinforcement-learning": "reinforcement learning from verifiable rewards",
+}
 
 
 def _results(data: RunData, config: Config, step: int) -> Iterator[str]:
@@ -129,7 +140,8 @@ def _losses(data: RunData, config: Config, step: int) -> Iterator[str]:
             loss, low, high, rows = values
             table.append(f"| {what} | {loss:.4f} | {low:.4f} to {high:.4f} | {rows} |")
     yield "\n".join(table)
-    yield f"Mean over the answers' tokens, in nats, on held-out rows of {code(_source(config))}."
+    mean = "Mean of DPO's loss over pairs" if config.prefers else "Mean over the answers' tokens"
+    yield f"{mean}, in nats, on held-out rows of {code(_source(config))}."
 
 
 def _figures(data: RunData, step: int) -> dict[str, Any] | None:
@@ -161,7 +173,8 @@ def _settings(c: Config) -> dict[str, str]:
         f"temperature {c.rollout.temperature:g}"
     )
     if c.demonstrates:
-        rewards, step = "none", f"{c.sft.batch} rows of at most {c.sft.max_tokens} tokens"
+        rows = "pairs" if c.prefers else "rows"
+        rewards, step = "none", f"{c.sft.batch} {rows} of at most {c.sft.max_tokens} tokens"
     return {
         "task": code(_short(c.environment.name or c.task)),
         "prompts": code(_source(c)),

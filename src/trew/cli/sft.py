@@ -1,4 +1,4 @@
-"""``trew sft``: supervised fine-tuning, the training of a recipe whose data are demonstrations."""
+"""``trew sft``: the training of a recipe whose data are demonstrations, or preference pairs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def sft(
     overwrite: bool = False,
     allow_changes: bool = False,
 ) -> int:
-    """Fine-tune a model on demonstrations: rows that say what to answer, or completions that a reward accepted.
+    """Fine-tune a model on demonstrations: rows that say what to answer, or completions that a reward accepted. Or on
+    preference pairs, by DPO.
 
     Only answers are learned, from exactly the tokens that the policy would have to sample. Reports everything wrong
     with configuration, data and model before it loads a model (exit code 2). Ctrl-C finishes the step and saves; the
@@ -30,7 +31,8 @@ def sft(
     train to go on with rewards.
 
     Args:
-        recipe: The recipe, a TOML file with data.task = "demonstrations" or "rollouts"; docs/sft.md shows some.
+        recipe: The recipe, a TOML file with data.task = "demonstrations", "rollouts" or "pairs"; docs/sft.md shows
+            some.
         set: key=value, overrides the recipe: --set learner.lr=1e-5 sft.epochs=2
         out: Run folder, overrides the recipe.
         dry_run: Check everything, show the resolved configuration, the tokens that are learned in some rows, memory

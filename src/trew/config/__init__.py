@@ -7,6 +7,7 @@ from .rules import validate
 from .schema import (
     DEMONSTRATED,
     FUNCTION_SECONDS,
+    PAIRED,
     Base,
     Calls,
     CheckpointConfig,
@@ -50,6 +51,7 @@ __all__ = [
     "CriticConfig",
     "CurriculumConfig",
     "DEMONSTRATED",
+    "PAIRED",
     "DataConfig",
     "Dtype",
     "EnvironmentConfig",

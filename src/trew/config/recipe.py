@@ -18,7 +18,7 @@ from ..errors import ConfigError, nearest
 from ..utils.toml import dump_table
 from . import limits
 from .rules import validate
-from .schema import Config, ObjectiveConfig
+from .schema import PAIRED, Config, ObjectiveConfig
 
 T = typing.TypeVar("T")
 
@@ -129,7 +129,8 @@ def _usual_preset(table: Mapping[str, Any]) -> str:
     data = table.get("data")
     sets = data if isinstance(data, list | tuple) else [data]
     tasks = {one.get("task") for one in sets if isinstance(one, Mapping)}
-    return "sft" if "demonstrations" in tasks else "rft" if "rollouts" in tasks else ObjectiveConfig().preset
+    usual = {"demonstrations": "sft", "rollouts": "rft", PAIRED: "dpo"}
+    return next((preset for task, preset in usual.items() if task in tasks), ObjectiveConfig().preset)
 
 
 def _anchored(config: Config, base: Path | None) -> Config:

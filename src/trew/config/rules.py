@@ -17,6 +17,7 @@ from ..utils.toml import toml_value
 from . import cluster, limits
 from .schema import (
     DEMONSTRATED,
+    PAIRED,
     ClusterConfig,
     Config,
     CurriculumConfig,
@@ -218,6 +219,7 @@ def _demonstrations(c: Config) -> Iterator[str]:
     """What a training on demonstrations would ignore."""
     if odd := [one.task for one in c.sets if one.task not in DEMONSTRATED]:
         yield f"data.task: got {odd[0]!r} beside demonstrations, accepts {' or '.join(DEMONSTRATED)} for every set"
+    yield from _pairs(c) if c.prefers else ()
     if c.rewards:
         yield f"rewards: got {len(c.rewards)}, but demonstrations are not scored; remove them"
     for section, used in _USED.items():
@@ -235,6 +237,16 @@ def _demonstrations(c: Config) -> Iterator[str]:
                     f"{where}.{name}: got {getattr(one, name)!r}, which demonstrations do not read; sft.max_tokens and "
                     "sft.overlong limit whole rows"
                 )
+
+
+def _pairs(c: Config) -> Iterator[str]:
+    """What a training on preference pairs would ignore, or what would make pairs of something else."""
+    if odd := [one.task for one in c.sets if one.task != PAIRED and one.task in DEMONSTRATED]:
+        yield f"data.task: got {odd[0]!r} beside {PAIRED!r}, accepts {PAIRED!r} for every set, or for none"
+    if c.sft.loss_on == "last":
+        yield "sft.loss_on: got 'last', but each answer of a pair is a single one; remove it"
+    if c.sft.overlong == "truncate":
+        yield "sft.overlong: got 'truncate', accepts 'error' or 'drop' for pairs: answers were compared as a whole"
 
 
 def _changed(section: Any) -> list[str]:

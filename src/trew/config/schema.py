@@ -28,7 +28,9 @@ InFlight = Literal["keep", "finish"]
 ToolsFormat = Literal["auto", "plain"]
 LossOn = Literal["all", "last"]
 FUNCTION_SECONDS = 300.0
-DEMONSTRATED = ("demonstrations", "rollouts")
+PAIRED = "pairs"
+"""The task whose rows have a better and a worse answer."""
+DEMONSTRATED = ("demonstrations", "rollouts", PAIRED)
 """Tasks whose rows say what to answer: there is nothing to sample, and rewards do not matter."""
 
 
@@ -37,7 +39,8 @@ class DataConfig:
     """Where prompts come from."""
 
     # gsm8k, math, arithmetic, countdown, mbpp, humaneval, reasoning-gym:NAME, prompts (rows with a prompt column), or
-    # for trew sft demonstrations (rows with messages, or prompt and completion) or rollouts (of a run, or trew eval)
+    # for trew sft demonstrations (rows with messages, or prompt and completion), rollouts (of a run, or trew eval) or
+    # pairs (rows with prompt, chosen and rejected)
     task: str = "prompts"
     train: str = ""  # file, folder or hub id; empty for procedural tasks
     eval: str = "auto"  # likewise; auto = the test split next to train, or rows held out of train
@@ -131,12 +134,12 @@ class ObjectiveConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SftConfig:
-    """Supervised fine-tuning, of recipes whose data are demonstrations."""
+    """Supervised fine-tuning, of recipes whose data are demonstrations, and DPO, where they are preference pairs."""
 
     epochs: float = 1.0  # passes over the rows, instead of steps; 0 = steps counts
-    batch: int = 16  # rows per step
+    batch: int = 16  # rows per step; of pairs, pairs
     loss_on: LossOn = "all"  # which answers of a row are learned: all, or the last one
-    max_tokens: int = 1024  # the most tokens of a row, everything included
+    max_tokens: int = 1024  # the most tokens of a row, everything included; of a pair, with either answer
     overlong: Overlong = "error"  # what to do with longer rows; truncate = cut their end off
 
 
@@ -368,6 +371,11 @@ class Config:
     def demonstrates(self) -> bool:
         """Whether the data say what to answer (trew sft), so that nothing is sampled."""
         return any(one.task in DEMONSTRATED for one in self.sets)
+
+    @property
+    def prefers(self) -> bool:
+        """Whether the data are preference pairs: two answers to a prompt, of which the first is better."""
+        return any(one.task == PAIRED for one in self.sets)
 
     @property
     def step_prompts(self) -> int:

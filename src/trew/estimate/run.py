@@ -91,7 +91,8 @@ def estimate(
 
 def of_rows(config: Config, longest: int) -> tuple[Config, int]:
     """A run that learns as much as demonstrations of ``longest`` tokens make, from prompts of one token; and that."""
-    rollout = RolloutConfig(prompts=config.sft.batch, completions=1, max_tokens=max(longest - 1, 1), batch=1)
+    answers = 2 if config.prefers else 1
+    rollout = RolloutConfig(prompts=config.sft.batch, completions=answers, max_tokens=max(longest - 1, 1), batch=1)
     return replace(config, data=DataConfig(), sft=SftConfig(), rollout=rollout), 1
 
 

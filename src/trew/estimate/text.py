@@ -30,9 +30,10 @@ def _about(e: Estimate) -> list[str]:
         trained = f", and adapters of {_count(s.trained)}, which alone are trained"
     ours = {True: "trew's kernels", False: "the model's own forward"}
     if c.demonstrates:
+        rows = "pairs" if c.prefers else "rows"
         return [
             f"model    {c.model}: {_count(s.weights)} weights{trained}; on {e.machine.device}",
-            f"step     {c.sft.batch} rows of up to {e.prompt} tokens; micro-batches of {e.load.tokens} tokens",
+            f"step     {c.sft.batch} {rows} of up to {e.prompt} tokens; micro-batches of {e.load.tokens} tokens",
             f"by       {ours[e.load.body is None]}",
         ]
     return [

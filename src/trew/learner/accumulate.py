@@ -88,7 +88,7 @@ class Accumulated:
             batch = batch.replace(entropies=values["entropies"])
         return token_metrics(
             batch, ratio=values["ratio"], weight=values["weight"], correction=values.get("correction"),
-            likelihood=values.get("likelihood"),
+            likelihood=values.get("likelihood"), margins=values.get("margins"),
         )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from .advantage import Advantage
 from .batch import TokenBatch
 from .component import Scope
+from .preferred import Preferred
 
 
 @dataclass(frozen=True)
@@ -56,5 +57,5 @@ class CorrectDemonstrations(CorrectOnly):
         return "A_i = 1 if correct, else 0      completions of the initial policy"
 
 
-DEMONSTRATED = (Demonstrated, CorrectDemonstrations)
+DEMONSTRATED = (Demonstrated, CorrectDemonstrations, Preferred)
 """The advantages of completions that the current policy has not sampled."""

@@ -21,6 +21,7 @@ def token_metrics(
     weight: Float[Tensor, "N"],
     correction: Float[Tensor, "N"] | None,
     likelihood: Float[Tensor, "N"] | None = None,
+    margins: Float[Tensor, "N"] | None = None,
 ) -> Metrics:
     """Metrics over the loss tokens of a prepared batch.
 
@@ -32,6 +33,7 @@ def token_metrics(
     the policy to the reference. ``kl_teacher`` is k1 from the old policy to the teacher, whose mean is that of KL over
     what the old policy sampled: with on-policy distillation, the mean advantage is minus its coefficient times it.
     ``nll_correct`` is the mean of - log pi where ``likelihood``, the coefficient of a likelihood term, is above 0.
+    ``preference_margin`` is the mean of ``margins`` over completions, and ``preference_accuracy`` the share above 0.
     """
     mask, advantages = batch.mask, batch.advantages
     assert advantages is not None
@@ -55,7 +57,19 @@ def token_metrics(
     if likelihood is not None:
         correct = (likelihood > 0) & mask
         out["nll_correct"] = (_total(-batch.policy, where=correct), float(correct.sum()))
+    if margins is not None:
+        out |= _preferences(margins, batch)
     return out
+
+
+def _preferences(margins: Float[Tensor, "N"], batch: TokenBatch) -> Metrics:
+    compared = batch.mask & ~margins.isnan()
+    one = 1.0 / batch.lengths.clamp(min=1)[batch.sequence_ids].to(torch.float64)  # a completion counts once
+    count = _total(one, where=compared)
+    return {
+        "preference_margin": (_total(margins * one, where=compared), count),
+        "preference_accuracy": (_total((margins > 0) * one, where=compared), count),
+    }
 
 
 def _total(values: Tensor, *, where: Tensor) -> float:

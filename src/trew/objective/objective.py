@@ -89,6 +89,7 @@ class LossOutput:
         tokens = token_metrics(
             self.batch, ratio=self.packed["ratio"], weight=self.packed["weight"],
             correction=self.packed.get("correction"), likelihood=self.packed.get("likelihood"),
+            margins=self.packed.get("margins"),
         )  # fmt: skip
         return {**tokens, **(step_metrics(self.batch) if self.whole else {})}
 
@@ -196,7 +197,7 @@ class Objective:
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences on settings whose effect their names do not say."""
-        return notes(ratio=self.ratio, weight=self.weight)
+        return notes(ratio=self.ratio, weight=self.weight, beta=self.beta)
 
     def prepare(self, batch: TokenBatch) -> TokenBatch:
         """Adds advantages, denominators and token weights, computed from the whole step. The policy's ``logprobs`` are
@@ -293,7 +294,8 @@ class Objective:
             loss = loss + self._bonus(batch)
         detached = batch.replace(logprobs=batch.policy)  # a LossOutput that is kept does not keep the graph
         packed = {"ratio": ratio, "weight": weight, "coefficients": coefficients}
-        optional = {"correction": correction, "likelihood": likelihood}
+        margins = self.weight.margins(advantages=advantages, batch=batch)
+        optional = {"correction": correction, "likelihood": likelihood, "margins": margins}
         packed |= {name: values for name, values in optional.items() if values is not None}
         return LossOutput(loss, detached, packed, whole)
 

@@ -1,5 +1,5 @@
-"""DPO and TRPA: losses over pairs of completions. They are no ``Objective``, since a token's coefficient depends on the
-current log-ratios of other completions."""
+"""DPO and TRPA: losses over pairs of completions, as functions for a loop of your own. DPO is the preset ``dpo``, too;
+TRPA is none, since its pairs are those of all levels, each with a factor of its own."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ def dpo_loss(batch: TokenBatch, *, beta: float = 0.1, pairs: int | None = None) 
         gradient = - 1/P sum_pairs beta sigma(-m) (grad log pi(chosen) - grad log pi(rejected))
 
     z are the :func:`implicit_rewards`. The second line is DPO's gradient coefficient of arXiv 2402.03300, App. A.1:
-    beta sigma(-m) at each token of the chosen completion and its negative at those of the rejected one. That a
-    coefficient is computed from both completions is what keeps DPO from being an ``Objective``.
+    beta sigma(-m) at each token of the chosen completion and its negative at those of the rejected one. The preset
+    ``dpo`` has the same value and gradient.
 
     A pair is a group of two completions with different rewards, of which the higher is the chosen one's. ``pairs`` is
     P, those of the whole optimizer step where ``batch`` is a part of it in whole groups; by default all are here. The

@@ -73,6 +73,11 @@ class Weight(Component, Protocol):
     def surrogate(self, ratio: Tensor, *, advantages: Tensor, batch: TokenBatch) -> Tensor:
         return self(ratio, advantages=advantages, batch=batch) * ratio * advantages
 
+    def margins(self, *, advantages: Tensor, batch: TokenBatch) -> Tensor | None:
+        """(N,): by how much the policy prefers each token's completion in the right direction, for metrics; None for
+        weights that compare no completions."""
+        return None
+
 
 @runtime_checkable
 class LinearWeight(Weight, Protocol):

@@ -16,13 +16,11 @@ from typing import Any
 import numpy as np
 
 from ..data.files import read_rows
-from ..data.messages import parse_prompt
-from ..data.rows import BadRow, RowProblems, show
+from ..data.preferences import parse_pair
+from ..data.rows import BadRow, RowProblems
 from ..errors import DataError
 from ..runs.files import write_atomic
 from ..types import Message, Prompt, ScoredGroup
-
-COLUMNS = ("prompt", "chosen", "rejected")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,41 +69,8 @@ def read_pairs(path: Path) -> list[Pair]:
 
 
 def _pair(columns: Mapping[str, Any]) -> Pair:
-    for name in COLUMNS[1:]:
-        if columns.get(name) is None:
-            have = ", ".join(columns) or "none"
-            raise BadRow(f"has no {name!r}; a preference pair has prompt, chosen and rejected; columns: {have}")
-    chosen, before = _answer(columns["chosen"], "chosen")
-    rejected, also = _answer(columns["rejected"], "rejected")
-    prompt = _shared_prompt(columns.get("prompt"), before, also)
-    if chosen == rejected:
-        raise BadRow(f"chosen and rejected are equal ({show(chosen)}); such a pair says nothing")
+    prompt, chosen, rejected = parse_pair(columns)
     return make_pair(prompt, chosen=chosen, rejected=rejected)
-
-
-def _shared_prompt(given: Any, before: tuple[dict[str, Any], ...], also: tuple[dict[str, Any], ...]) -> Any:
-    """The prompt of both answers: the column's, or the turns that both conversations begin with."""
-    if given is not None:
-        prompt = parse_prompt(given, "prompt")
-        asked = () if isinstance(prompt, str) else tuple(map(dict, prompt))
-        if (before and before != asked) or (also and also != asked):
-            raise BadRow("chosen or rejected holds another conversation than the prompt; give the answers alone")
-        return prompt
-    if before and before == also:
-        return parse_prompt(list(before), "chosen")
-    raise BadRow("has no 'prompt', and chosen and rejected are not conversations that differ in their last turn alone")
-
-
-def _answer(value: Any, name: str) -> tuple[str, tuple[dict[str, Any], ...]]:
-    """The answer's text, and the turns before it if the value is a conversation."""
-    if isinstance(value, str):
-        return value, ()
-    if not isinstance(value, (list, tuple)) or not value or not all(isinstance(turn, Mapping) for turn in value):
-        raise BadRow(f"column {name!r} must be text or a list of messages, got {show(value)}")
-    *before, last = ({k: v for k, v in turn.items() if v is not None} for turn in value)
-    if last.get("role") != "assistant" or not isinstance(last.get("content"), str):
-        raise BadRow(f"column {name!r} must end with a message of the assistant, got {show(last)}")
-    return last["content"], tuple(before)
 
 
 def write_pairs(path: Path, pairs: Iterable[Pair]) -> None:

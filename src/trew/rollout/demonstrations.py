@@ -14,6 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from ..data.tasks.demonstrations import ANSWERS
+from ..data.tasks.pairs import PAIR
 from ..errors import DataError
 from ..types import Message, Prompt, Rollout, Span, Turn
 from .bridge import Bridges
@@ -66,6 +67,23 @@ class Encoder:
             return (_rollout(found),)
         self.split += 1
         return tuple(_rollout([one]) for one in found)
+
+    def pair(self, prompt: Prompt) -> tuple[Rollout, ...]:
+        """The chosen and the rejected answer to a prompt, as one rollout each. Raises DataError if the tokens of an
+        answer are not certain, or those of both are equal."""
+        found = []
+        for answer in prompt.columns[PAIR].values():
+            one = Prompt(prompt.uid, text=prompt.text, messages=prompt.messages, columns={
+                ANSWERS: [{"role": "assistant", "content": answer}]
+            })  # fmt: skip
+            found += self.encode(one)
+        chosen, rejected = found
+        if np.array_equal(chosen.token_ids, rejected.token_ids):
+            raise DataError(
+                f"prompt {prompt.uid!r}: chosen and rejected have the same tokens, as where they differ in spaces that "
+                "the chat template takes away; such a pair says nothing: remove it"
+            )
+        return chosen, rejected
 
     def _text(self, prompt: Prompt, text: str) -> Answered:
         completion = prompt.columns[ANSWERS][0]["content"]

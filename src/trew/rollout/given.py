@@ -10,6 +10,7 @@ from typing import Any
 
 from ..config import Config, SftConfig
 from ..data import PromptOrder
+from ..data.tasks.pairs import PAIR
 from ..errors import DataError
 from ..types import Group, Prompt, Rollout, Score, ScoredGroup
 from .chat import Renderer
@@ -31,9 +32,10 @@ class Demonstrations:
 
 
 def scored(prompt: Prompt, rollouts: Sequence[Rollout]) -> ScoredGroup:
-    """A row as a group whose completions are right, since they are to be learned."""
+    """A row as a group whose completions are right, since they are to be learned; of a pair, the first of them."""
     value = float(prompt.columns.get("score", 1.0))
-    return ScoredGroup(Group(prompt, tuple(rollouts)), tuple(Score(value) for _ in rollouts))
+    values = (1.0, 0.0) if PAIR in prompt.columns else [value] * len(rollouts)
+    return ScoredGroup(Group(prompt, tuple(rollouts)), tuple(Score(value) for value in values))
 
 
 def encode(
@@ -45,7 +47,7 @@ def encode(
     most = min(n for n in (settings.max_tokens, limit or settings.max_tokens))
     rows, long = [], []
     for prompt in prompts:
-        rollouts = encoder.encode(prompt)
+        rollouts = encoder.pair(prompt) if PAIR in prompt.columns else encoder.encode(prompt)
         if over := [length(r) for r in rollouts if length(r) > most]:
             long.append(max(over))
             rollouts = _fitted(rollouts, most, cut=settings.overlong == "truncate")

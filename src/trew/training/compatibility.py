@@ -12,7 +12,8 @@ from ..objective import Objective, TokenBatch, preset, presets
 from ..objective.advantage import PassAtK
 from ..objective.batch import ReasoningSteps
 from ..objective.component import Component
-from ..objective.imitation import DEMONSTRATED
+from ..objective.imitation import DEMONSTRATED, CorrectDemonstrations, Demonstrated
+from ..objective.preferred import PreferenceWeight, Preferred
 from ..objective.ratio import NoRatio
 from ..objective.shaping import SoftOverlong
 from ..objective.turns import Turns
@@ -54,8 +55,9 @@ def problems(
         for need in lacking
     ]
     if isinstance(objective.advantage, DEMONSTRATED):
+        given_rows = "preference pairs" if isinstance(objective.advantage, Preferred) else "demonstrations"
         found.append(
-            f"objective.preset: got {name!r}, which learns from demonstrations, and here the policy samples; "
+            f"objective.preset: got {name!r}, which learns from {given_rows}, and here the policy samples; "
             f"choose another preset, or call trew.preset({name!r}).loss in a loop of your own. online-rft "
             "learns from correct completions of the policy itself"
         )
@@ -76,11 +78,8 @@ def problems(
 def demonstration_problems(objective: Objective, config: Config) -> list[str]:
     """Says why demonstrations cannot train this objective; empty if they can."""
     name = config.objective.preset
-    if not isinstance(objective.advantage, DEMONSTRATED):
-        fit = " or ".join(n for n in presets() if isinstance(preset(n).advantage, DEMONSTRATED))
-        return [
-            f"objective.preset: got {name!r}, which learns from what a policy samples; accepts {fit} for demonstrations"
-        ]
+    if unfit := _unfit_for_rows(objective, config):
+        return [unfit]
     found = [
         f"objective: {name} with {dict(config.objective.args)} needs {need}, which demonstrations do not have; change "
         "these options"
@@ -88,9 +87,12 @@ def demonstration_problems(objective: Objective, config: Config) -> list[str]:
         if need not in ("rewards", "truncated", "ref_logprobs")
     ]
     if objective.nll.active:
+        why = "compares completions alone" if config.prefers else "learns the likelihood of its completions already"
+        found.append(f"objective.nll: got {objective.nll.coefficient:g}, accepts 0 here: {name} {why}")
+    if isinstance(objective.weight, PreferenceWeight) and objective.beta:
         found.append(
-            f"objective.nll: got {objective.nll.coefficient:g}, accepts 0 here: {name} learns the likelihood of its "
-            "completions already"
+            f"objective.beta: got {objective.beta:g}, accepts 0 for {name}: it is the coefficient of a KL term beside "
+            f"the loss, and DPO's beta is objective.dpo_beta = {objective.weight.beta:g}; set that, and remove this"
         )
     if objective.dynamic_sampling:
         found.append("objective.dynamic_sampling: got true, but demonstrations are not sampled; remove it")
@@ -100,6 +102,19 @@ def demonstration_problems(objective: Objective, config: Config) -> list[str]:
             f"{objective.beta:g}): set objective.beta above 0, or leave it out"
         )
     return found
+
+
+def _unfit_for_rows(objective: Objective, config: Config) -> str:
+    """Why an objective learns nothing from rows of this kind; empty if it does."""
+    name, kind = config.objective.preset, Preferred if config.prefers else (Demonstrated, CorrectDemonstrations)
+    if isinstance(objective.advantage, kind):
+        return ""
+    fit = " or ".join(n for n in presets() if isinstance(preset(n).advantage, kind))
+    learns = "what a policy samples"
+    if isinstance(objective.advantage, DEMONSTRATED):
+        learns = "demonstrations" if config.prefers else "preference pairs"
+    rows = "pairs" if config.prefers else "demonstrations"
+    return f"objective.preset: got {name!r}, which learns from {learns}; accepts {fit} for {rows}"
 
 
 def _cut_distributions(objective: Objective, config: Config) -> list[str]:

@@ -29,7 +29,7 @@ from .attempt import Attempt
 from .build import parts
 from .memory_record import BETWEEN, EXPORTING, GENERATING, TRAINING
 from .policy_program import for_files, load
-from .sft_program import samples_of
+from .sft_program import reference_logprobs, samples_of
 from .summary import help_to_gather
 from .team import Gathering
 from .turns import TurnsOfRank, TurnsOfSource
@@ -158,7 +158,9 @@ class FollowerRun:
         generate_share(self.engine, self._ranks, order, self._parts.held)
 
     def _measure(self, order: dict[str, Any]) -> None:
-        self.policy.logprobs(samples_of(order["rollouts"].trained_on))
+        samples = samples_of(order["rollouts"].trained_on)
+        self.policy.logprobs(samples)
+        reference_logprobs(self.plan, self.policy, samples)
 
     def _save(self, order: dict[str, Any]) -> None:
         tensors, _ = self.policy.state()

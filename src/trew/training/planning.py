@@ -143,10 +143,15 @@ def _of_demonstrations(
     return Plan(
         config, objective, [row.group.prompt for row in train], [row.group.prompt for row in held], RewardSet(()),
         renderer, device, data.fingerprint, made.longest, (*notes, *data.notes, *of_train, *of_held, *of_steps),
-        lambda score: True,
+        _right(config),
         Sampler(config.cluster.rollout, config.learner.dtype),
         demonstrations=made,
     )  # fmt: skip
+
+
+def _right(config: Config) -> Correct:
+    """Whether a given completion is to be learned: all are, but the rejected one of a pair."""
+    return (lambda score: bool(score.value)) if config.prefers else (lambda score: True)
 
 
 def _with_steps(config: Config, rows: int) -> tuple[Config, list[str]]:
@@ -198,7 +203,7 @@ def follow(config: Config, sampler: Sampler, *, device: str) -> Plan:
     objective = preset(config.objective.preset, **config.objective.args)
     return Plan(
         config, objective, (), [], rewards, renderer, device, "", 0, (),
-        (lambda score: True) if config.demonstrates else correct_of(config, rewards),
+        _right(config) if config.demonstrates else correct_of(config, rewards),
         sampler,
     )  # fmt: skip
 

@@ -1,4 +1,5 @@
-"""``SftProgram``: the training of a policy on demonstrations. What is held out is measured by its loss."""
+"""``SftProgram``: the training of a policy on demonstrations or preference pairs. What is held out is measured by its
+loss."""
 
 from __future__ import annotations
 
@@ -9,12 +10,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from ..errors import NumericsError
+from ..learner import Policy
+from ..objective import TokenBatch
+from ..objective.preferred import PreferenceWeight
 from ..rollout import StepRollouts
 from ..types import ScoredGroup, TrainingSample
 from ..utils.shapes import Count
 from . import guards
+from .planning import Plan
 from .policy_program import PolicyProgram
 from .policy_state import LearnerCounters, PolicyState, StatefulParts
 from .remembered import Shapes
@@ -39,13 +45,15 @@ class _Interval:
 
 @dataclass(frozen=True, slots=True)
 class _SavedLoss:
-    """The result of :func:`held_out_loss`."""
+    """The result of :func:`held_out_loss`, or of :func:`held_out_pairs`."""
 
     loss: _Interval
-    perplexity: float
     rows: Count
     tokens: Count
     seconds: float
+    perplexity: float | None = None
+    accuracy: _Interval | None = None
+    margin: float | None = None
 
 
 SHAPES = Shapes(LearnerCounters, SftState, StatefulParts, _SavedLoss)
@@ -59,7 +67,7 @@ class SftProgram(PolicyProgram):
         return SHAPES
 
     def evaluate(self) -> dict[str, Any]:
-        """Measures the mean loss per token of the held-out rows; logs a row, updates the best step."""
+        """Measures the mean loss of the held-out rows, per token or per pair; logs a row, updates the best step."""
         state, start = self.state, time.monotonic()
         assert isinstance(state, SftState)
         rows = self.plan.demonstrations
@@ -72,18 +80,25 @@ class SftProgram(PolicyProgram):
         calm = stoppable if alone else contextlib.nullcontext()
         with calm, guards.memory(self, lambda: "evaluating"), self.display.bar(name, len(samples)) as bar:
             self.team.measure(StepRollouts(tuple(rows.held), ()))
-            logprobs = self.policy.logprobs(samples, progress=bar.advance).numpy()
-        found = held_out_loss(logprobs, samples, seed=self.config.seed) | {
-            "rows": len(rows.held), "seconds": time.monotonic() - start
-        }  # fmt: skip
+            logprobs = self.policy.logprobs(samples, progress=bar.advance)
+            ref = reference_logprobs(self.plan, self.policy, samples)
+        if ref is None:
+            found = held_out_loss(logprobs.numpy(), samples, seed=self.config.seed)
+        else:
+            found = held_out_pairs(self.plan, logprobs - ref, samples)
+        found |= {"rows": len(rows.held), "seconds": time.monotonic() - start}
         loss = found["loss"]
         # Strictly better: of equal evaluations the earliest stays the best. Step 0 has no checkpoint.
         if state.step and (state.best_loss is None or loss["mean"] < state.best_loss):
             state.best_step, state.best_loss = state.step, loss["mean"]
         row = {
             "step": state.step, "eval_loss": loss["mean"], "eval_loss_low": loss["low"], "eval_loss_high": loss["high"],
-            "eval_perplexity": found["perplexity"], "eval_n": found["rows"],
+            "eval_n": found["rows"],
         }  # fmt: skip
+        if ref is None:
+            row["eval_perplexity"] = found["perplexity"]
+        else:
+            row |= {"eval_preference_accuracy": found["accuracy"]["mean"], "eval_preference_margin": found["margin"]}
         self.folder.log(row)
         self.trackers.log(state.step, row)
         self.display.row(row)
@@ -112,10 +127,47 @@ def held_out_loss(logprobs: np.ndarray, samples: Sequence[TrainingSample], *, se
     mean = float(sums.sum() / counts.sum())
     if not np.isfinite(mean):
         raise NumericsError("the held-out loss is not finite: the model's weights are broken")
+    return {
+        "loss": _interval(sums, counts, seed=seed), "perplexity": float(np.exp(min(mean, 700.0))),
+        "tokens": int(counts.sum()),
+    }  # fmt: skip
+
+
+def _interval(sums: np.ndarray, counts: np.ndarray, *, seed: int) -> dict[str, float]:
+    """The mean over all counts, with a percentile bootstrap interval over whole rows."""
     rng = np.random.default_rng(seed)
     draws = rng.integers(0, len(sums), (RESAMPLES, len(sums)))
     low, high = np.quantile(sums[draws].sum(1) / counts[draws].sum(1), [0.025, 0.975])
+    return {"mean": float(sums.sum() / counts.sum()), "low": float(low), "high": float(high)}
+
+
+def reference_logprobs(plan: Plan, policy: Policy, samples: Sequence[TrainingSample]) -> torch.Tensor | None:
+    """The reference's log-probs of pairs, which their loss needs; None for demonstrations. All ranks call it."""
+    return policy.logprobs(samples, reference=True) if plan.config.prefers else None
+
+
+def held_out_pairs(plan: Plan, log_ratios: torch.Tensor, samples: Sequence[TrainingSample]) -> dict[str, Any]:
+    """DPO's loss of pairs, the share of them with a positive margin, both with bootstrap intervals over pairs, and the
+    mean margin. Raises NumericsError if a log-ratio is not finite."""
+    weight = plan.objective.weight
+    assert isinstance(weight, PreferenceWeight)
+    lengths = torch.tensor([len(s.token_ids) for s in samples])
+    batch = TokenBatch(
+        logprobs=log_ratios.double(), ref_logprobs=torch.zeros(len(log_ratios), dtype=torch.float64),
+        mask=torch.ones(len(log_ratios), dtype=torch.bool),  # an answer is one turn: all of its tokens are compared
+        sequence_ids=torch.arange(len(samples)).repeat_interleave(lengths),
+        group_ids=torch.tensor([s.group for s in samples]),
+    )  # fmt: skip
+    # The chosen answer is the first of each pair, as in every row of preference data.
+    side = torch.where(torch.arange(len(samples)) % 2 == 0, 1.0, -1.0).double()[batch.sequence_ids]
+    margins = weight.margins(advantages=side, batch=batch)
+    first = (torch.cumsum(lengths, 0) - lengths)[::2]
+    found = margins[first].numpy()
+    if not np.isfinite(found).all():
+        raise NumericsError("the held-out loss is not finite: the model's weights are broken")
+    one = np.ones_like(found)
     return {
-        "loss": {"mean": mean, "low": float(low), "high": float(high)},
-        "perplexity": float(np.exp(min(mean, 700.0))), "tokens": int(counts.sum()),
+        "loss": _interval(np.logaddexp(0.0, -found), one, seed=plan.config.seed),
+        "accuracy": _interval((found > 0).astype(np.float64), one, seed=plan.config.seed),
+        "margin": float(found.mean()), "tokens": int(batch.mask.sum()),
     }  # fmt: skip

@@ -65,7 +65,11 @@ def headline(program: PolicyProgram) -> str:
     if program.adapters is not None:
         size += f", {short(sum(p.numel() for p in program.model.parameters() if p.requires_grad))} of adapters trained"
     device = program.plan.device if program.plan.device != "cpu" else f"{torch.get_num_threads()} CPU threads"
-    step = f"{c.sft.batch} rows" if c.demonstrates else f"{c.rollout.prompts} x {c.rollout.completions}"
+    step = (
+        f"{c.sft.batch} {'pairs' if c.prefers else 'rows'}"
+        if c.demonstrates
+        else f"{c.rollout.prompts} x {c.rollout.completions}"
+    )
     return (
         f"{c.objective.preset}: {c.model} ({size}, {c.learner.dtype}) on {device}; {c.task}, {c.steps} "
         f"steps of {step}{_without_kernels(program)}"

@@ -41,6 +41,11 @@ OF_DEMONSTRATIONS = {
     "grad_norm": ("gradient", "{:.3f}"),
     **{name: COLUMNS[name] for name in ("completion_length", "tokens_per_second", "seconds")},
 }
+OF_PAIRS = {
+    **OF_DEMONSTRATIONS,
+    "preference_accuracy": ("accuracy", "{:.3f}"),
+    "preference_margin": ("margin", "{:.3f}"),
+}
 WIDTH = 9
 HEADING_EVERY = 25
 
@@ -109,7 +114,8 @@ class Display:
 
     def step(self, row: Mapping[str, Any]) -> None:
         """One row of numbers."""
-        columns = OF_DEMONSTRATIONS if "epoch" in row else COLUMNS
+        given = OF_PAIRS if "preference_margin" in row else OF_DEMONSTRATIONS
+        columns = given if "epoch" in row else COLUMNS
         if self.rows % HEADING_EVERY == 0:
             self.console.print(
                 Text("".join(f"{h:>{WIDTH}}" for h, _ in columns.values()), style="bold"), soft_wrap=True
@@ -154,12 +160,14 @@ class Display:
     def losses(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
         """The held-out loss with its 95 % interval, before and after."""
         table = Table(box=None, pad_edge=False, padding=(0, 3))
-        for heading in ("held-out rows", "loss", "95 % interval", "perplexity"):
+        paired = before.get("accuracy") is not None  # of preference pairs
+        for heading in ("held-out rows", "loss", "95 % interval", "accuracy" if paired else "perplexity"):
             table.add_column(heading, justify="left" if heading == "held-out rows" else "right")
         for name, r in (("before training", before), ("after training", after)):
             loss = r["loss"]
             interval = f"{loss['low']:.3f} to {loss['high']:.3f}"
-            table.add_row(f"{name} (n = {r['rows']})", f"{loss['mean']:.3f}", interval, f"{r['perplexity']:.4g}")
+            last = f"{r['accuracy']['mean']:.3f}" if paired else f"{r['perplexity']:.4g}"
+            table.add_row(f"{name} (n = {r['rows']})", f"{loss['mean']:.3f}", interval, last)
         self.console.print()
         self.console.print(table)
 

@@ -65,6 +65,9 @@ HELP: dict[str, str] = {
     "correction": "mean factor of the correction of sampler to learner",
     "correction_zero_share": "share of tokens that the correction removes",
     "nll_correct": "mean of minus the log-prob of the tokens of correct completions, in nats",
+    "preference_margin": "mean over pairs of dpo_beta times (the chosen answer's log-ratio to the reference minus the "
+    "rejected one's)",
+    "preference_accuracy": "share of pairs whose margin is above 0",
     "entropy_coefficient": "coefficient of the entropy bonus",
     "baseline": "mean reward of the greedy answers",
     "baseline/none": "share of prompts without a greedy answer's reward, which take no part",

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..data.tasks.demonstrations import ANSWERS
+from ..data.tasks.pairs import PAIR
 from ..rewards.builtin.kinds import GOLD_COLUMNS
 from ..runs.report.conversation import conversation
 from . import table
@@ -169,12 +170,12 @@ def number(value: Any) -> float | None:
 def gold(columns: str | None) -> Any:
     """The answer in a data row: its gold column, else what else the row has; None where it has nothing.
 
-    >>> gold('{"answer": "12", "op": "+"}'), gold('{"numbers": [1, 2], "target": 3}'), gold("{}")
+    >>> gold('{"answer": "12", "op": "+"}'), gold('{"numbers": [1, 2], "target": 3}'), gold('{"pair": {"chosen": "a"}}')
     ('12', {'numbers': [1, 2], 'target': 3}, None)
     """
     found = parsed(columns)
-    # The number of a generated episode is no gold, and a demonstration is what the completion itself repeats.
-    if not isinstance(found, dict) or not found.keys() - {"episode", ANSWERS}:
+    # The number of a generated episode is no gold, and what completions repeat themselves is none either.
+    if not isinstance(found, dict) or not found.keys() - {"episode", ANSWERS, PAIR}:
         return None
     for name in GOLD_COLUMNS:
         if found.get(name) is not None:

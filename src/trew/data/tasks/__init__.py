@@ -10,6 +10,7 @@ from .gsm8k import Gsm8k
 from .humaneval import HumanEval
 from .maths import Math
 from .mbpp import Mbpp
+from .pairs import Pairs
 from .prompts import Prompts
 from .puzzles import Puzzles
 
@@ -24,6 +25,7 @@ TASKS: dict[str, type[Task]] = {
     "prompts": Prompts,
     "demonstrations": Demonstrations,
     "rollouts": Rollouts,
+    "pairs": Pairs,
 }
 
 __all__ = [
@@ -35,6 +37,7 @@ __all__ = [
     "HumanEval",
     "Math",
     "Mbpp",
+    "Pairs",
     "Prompts",
     "Puzzles",
     "Rollouts",

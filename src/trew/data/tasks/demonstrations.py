@@ -25,6 +25,16 @@ _CHANGES_TEXT = ("tools", "chat_template_kwargs")
 """Columns that TRL's trainers hand to the chat template."""
 
 
+def refuse_what_changes_the_text(row: Row) -> None:
+    """Raises BadRow for a column with which a chat template would write other texts."""
+    for key in _CHANGES_TEXT:
+        if row.values.get(key):
+            raise BadRow(
+                f"has {key!r}, with which the chat template would write other texts; demonstrations are rendered "
+                f"without: put them into the messages, or remove the column {key!r}"
+            )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demonstrations(Task):
     """Rows with ``messages``, or with ``prompt`` and ``completion``, as TRL's SFTTrainer reads them."""
@@ -51,12 +61,7 @@ class Demonstrations(Task):
         return {"prompt": [dict(message) for message in prompt.messages or ()], "completion": answers}
 
     def _prompt(self, row: Row, uid: str) -> Prompt:
-        for key in _CHANGES_TEXT:
-            if row.values.get(key):
-                raise BadRow(
-                    f"has {key!r}, with which the chat template would write other texts; demonstrations are rendered "
-                    f"without: put them into the messages, or remove the column {key!r}"
-                )
+        refuse_what_changes_the_text(row)
         if row.values.get("messages") is not None:
             messages = parse_conversation(row.values["messages"], "messages")
             first = next(i for i, message in enumerate(messages) if message["role"] == "assistant")

@@ -75,6 +75,7 @@ PRESETS: dict[str, Callable[..., Objective]] = {
     "sft": imitation.sft,
     "rft": imitation.rft,
     "online-rft": imitation.online_rft,
+    "dpo": imitation.dpo,
 }
 
 

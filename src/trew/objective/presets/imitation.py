@@ -1,10 +1,11 @@
-"""Imitation: supervised fine-tuning, and rejection sampling on completions of the first or of the current policy."""
+"""Given completions: supervised fine-tuning, rejection sampling, and preference pairs."""
 
 from __future__ import annotations
 
 from ..aggregate import SequenceMeanTokenMean, TokenMean
 from ..imitation import CorrectDemonstrations, CorrectOnly, Demonstrated
 from ..objective import Objective
+from ..preferred import PreferenceWeight, Preferred, PromptMeanTokenSum
 from ..ratio import NoRatio
 from ..weight import PolicyGradient
 
@@ -50,4 +51,19 @@ def online_rft() -> Objective:
     return Objective(
         name="online-rft", advantage=CorrectOnly(), ratio=NoRatio(), weight=PolicyGradient(),
         aggregate=SequenceMeanTokenMean(),
+    )  # fmt: skip
+
+
+def dpo(dpo_beta: float = 0.1) -> Objective:
+    """The better completion of a pair against the worse, as the policy's log-ratios tell them apart: arXiv 2305.18290.
+
+    L = - mean_pairs log sigma(z_c - z_r),  z = dpo_beta sum_t log(pi / pi_ref)
+
+    Use it on preference pairs: two answers to each prompt, of which one is known to be better.
+
+    Deviations: in a group of more than two, the best completions are compared with the worst, all pairs of them alike.
+    """
+    return Objective(
+        name="dpo", advantage=Preferred(), ratio=NoRatio(), weight=PreferenceWeight(dpo_beta),
+        aggregate=PromptMeanTokenSum(),
     )  # fmt: skip

@@ -51,7 +51,7 @@ _HELD_OUT = {
 """Metrics that are measured on held-out data, too: the names there, of the value and its interval."""
 _NOT_DRAWN = frozenset(
     {*(name for names in _HELD_OUT.values() for name in names), "eval_n", "eval_perplexity", "seconds",
-     "policy_version", "epoch"}
+     "eval_preference_accuracy", "eval_preference_margin", "policy_version", "epoch"}
 )  # fmt: skip
 _OF_SETS = ("eval_low/", "eval_high/", "eval_n/")
 """Metrics of single data sets that are not drawn, likewise."""

@@ -1,0 +1,53 @@
+"""Parses rows of preference pairs: a prompt with a better and a worse answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..types import Message
+from .messages import parse_prompt
+from .rows import BadRow, show
+
+COLUMNS = ("prompt", "chosen", "rejected")
+
+
+def parse_pair(columns: Mapping[str, Any]) -> tuple[str | tuple[Message, ...], str, str]:
+    """Prompt, chosen and rejected of a row. ``prompt`` is text or a list of messages, ``chosen`` and ``rejected`` are
+    text, or the assistant's message in a list. Without ``prompt``, chosen and rejected are whole conversations that
+    differ in the last turn only. Raises BadRow with what is wrong."""
+    for name in COLUMNS[1:]:
+        if columns.get(name) is None:
+            have = ", ".join(columns) or "none"
+            raise BadRow(f"has no {name!r}; a preference pair has prompt, chosen and rejected; columns: {have}")
+    chosen, before = _answer(columns["chosen"], "chosen")
+    rejected, also = _answer(columns["rejected"], "rejected")
+    prompt = _shared_prompt(columns.get("prompt"), before, also)
+    if chosen == rejected:
+        raise BadRow(f"chosen and rejected are equal ({show(chosen)}); such a pair says nothing")
+    return prompt, chosen, rejected
+
+
+def _shared_prompt(given: Any, before: tuple[dict[str, Any], ...], also: tuple[dict[str, Any], ...]) -> Any:
+    """The prompt of both answers: the column's, or the turns that both conversations begin with."""
+    if given is not None:
+        prompt = parse_prompt(given, "prompt")
+        asked = () if isinstance(prompt, str) else tuple(map(dict, prompt))
+        if (before and before != asked) or (also and also != asked):
+            raise BadRow("chosen or rejected holds another conversation than the prompt; give the answers alone")
+        return prompt
+    if before and before == also:
+        return parse_prompt(list(before), "chosen")
+    raise BadRow("has no 'prompt', and chosen and rejected are not conversations that differ in their last turn alone")
+
+
+def _answer(value: Any, name: str) -> tuple[str, tuple[dict[str, Any], ...]]:
+    """The answer's text, and the turns before it if the value is a conversation."""
+    if isinstance(value, str):
+        return value, ()
+    if not isinstance(value, (list, tuple)) or not value or not all(isinstance(turn, Mapping) for turn in value):
+        raise BadRow(f"column {name!r} must be text or a list of messages, got {show(value)}")
+    *before, last = ({k: v for k, v in turn.items() if v is not None} for turn in value)
+    if last.get("role") != "assistant" or not isinstance(last.get("content"), str):
+        raise BadRow(f"column {name!r} must end with a message of the assistant, got {show(last)}")
+    return last["content"], tuple(before)
