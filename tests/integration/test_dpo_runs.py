@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
+import sft_help
 import tiny
-import trew
 from ranks_help import free_port, variables
+from sft_help import rows, weights
+from sft_help import trained as dpo
 from trew.cli.main import run as command
 from trew.errors import ConfigError
-from trew.utils.console import Silent
 from trew.utils.toml import dump_table
 
 
@@ -32,28 +32,9 @@ def place(tmp_path_factory) -> Path:
     return folder
 
 
-def recipe(place: Path, name: str, **sections: Any) -> dict[str, Any]:
-    table: dict[str, Any] = {
-        "model": str(place / "model"), "out": str(place / name), "threads": 1,
-        "data": {"task": "pairs", "train": str(place / "pairs.jsonl")},
-        "sft": {"epochs": 1, "batch": 4}, "learner": {"lr": 3e-3}, "eval": {"size": 4, "every": 2},
-        "checkpoint": {"every": 2},
-    }  # fmt: skip
-    for section, values in sections.items():
-        table[section] = {**table.get(section, {}), **values} if isinstance(values, dict) else values
-    return table
-
-
-def dpo(table: dict[str, Any], **how: Any) -> dict[str, Any]:
-    return trew.train(table, display=Silent(), **how)
-
-
-def weights(run: Path) -> dict[str, torch.Tensor]:
-    return load_file(run / "final" / "model.safetensors")
-
-
-def rows(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+def recipe(place: Path, name: str, *, data: dict[str, Any] | None = None, **sections: Any) -> dict[str, Any]:
+    own = {"task": "pairs", "train": str(place / "pairs.jsonl")} | (data or {})
+    return sft_help.recipe(place, name, data=own, batch=4, held=4, **sections)
 
 
 def test_a_planted_preference_is_learned_and_holds_for_pairs_held_out(place):

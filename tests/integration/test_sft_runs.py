@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
+import sft_help
 import tiny
 import trew
 from ranks_help import free_port, variables
+from sft_help import rows, weights
+from sft_help import trained as sft
 from trew.cli.main import run as command
 from trew.errors import ConfigError
-from trew.utils.console import Silent
 from trew.utils.toml import dump_table
 
 RIGHT = {"task": "arithmetic", "args": {"ops": ["+"], "smallest": 1, "largest": 4}}
@@ -35,28 +36,9 @@ def answer(prompt: Any) -> dict[str, str]:
     return {"role": "assistant", "content": f"#### {prompt.columns['answer']}"}
 
 
-def recipe(place: Path, name: str, **sections: Any) -> dict[str, Any]:
-    table: dict[str, Any] = {
-        "model": str(place / "model"), "out": str(place / name), "threads": 1,
-        "data": {"task": "demonstrations", "train": str(place / "rows.jsonl")},
-        "sft": {"epochs": 1, "batch": 8}, "learner": {"lr": 3e-3}, "eval": {"size": 2, "every": 2},
-        "checkpoint": {"every": 2},
-    }  # fmt: skip
-    for section, values in sections.items():
-        table[section] = {**table.get(section, {}), **values} if isinstance(values, dict) else values
-    return table
-
-
-def sft(table: dict[str, Any], **how: Any) -> dict[str, Any]:
-    return trew.train(table, display=Silent(), **how)
-
-
-def weights(run: Path) -> dict[str, torch.Tensor]:
-    return load_file(run / "final" / "model.safetensors")
-
-
-def rows(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+def recipe(place: Path, name: str, *, data: dict[str, Any] | None = None, **sections: Any) -> dict[str, Any]:
+    own = {"task": "demonstrations", "train": str(place / "rows.jsonl")} | (data or {})
+    return sft_help.recipe(place, name, data=own, batch=8, held=2, **sections)
 
 
 def test_a_resumed_training_is_equal_to_the_bit(place):
@@ -104,7 +86,7 @@ def test_a_warm_start_raises_the_pass_rate_and_goes_on_with_rewards(place):
             "rollout": {"prompts": 2, "completions": 2, "max_tokens": 12}, "eval": {"size": 4},
             "objective": {"preset": "online-rft"}, "learner": {"lr": 1e-4}, "checkpoint": {"every": 0},
         }  # fmt: skip
-        found.append(trew.train(table, display=Silent()))
+        found.append(sft(table))
     cold, hot = (each["accuracy_before"]["mean"] for each in found)
     assert cold == 0
     assert hot >= 0.5
@@ -118,7 +100,7 @@ def test_rollouts_above_a_reward_are_learned_as_they_were_sampled(place, tmp_pat
         "rewards": [{"name": f"{tmp_path}/r.py:odd"}], "checkpoint": {"every": 0}, "eval": {"size": 2},
         "rollout": {"prompts": 4, "completions": 4, "max_tokens": 4},
     }  # fmt: skip
-    trew.train(sampled, display=Silent())
+    sft(sampled)
     data = {"task": "rollouts", "train": str(tmp_path / "sampled")}
     table = recipe(place, "rft", data=data, checkpoint={"every": 0}) | {"out": str(tmp_path / "rft")}
     sft(table)

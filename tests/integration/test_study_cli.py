@@ -170,7 +170,8 @@ def test_a_dry_run_counts_and_trains_nothing(server, place):
 @pytest.mark.parametrize(
     ("options", "message"),
     [(["--jobs", "0"], "--jobs: got 0"), (["--hours", "0"], "--hours: got 0"),
-     (["--only", "offf"], "did you mean 'off'"), (["--status", "--dry-run"], "give one of them")],
+     (["--only", "offf"], "did you mean 'off'"), (["--status", "--dry-run"], "give one of them"),
+     (["--status", "--earlier", "part.json"], "--earlier: adds rows to the folder")],
 )  # fmt: skip
 def test_options_that_make_no_sense_are_refused(server, place, options, message):
     assert message in server.run("study", "study.toml", *options, cwd=place, code=2)

@@ -51,6 +51,8 @@ def study(
         problems.append(f"--jobs: got {jobs}, accepts a whole number of at least 1")
     if hours is not None and not 0 < hours < 10_000:
         problems.append(f"--hours: got {hours}, accepts a number above 0")
+    if status and earlier:
+        problems.append("--earlier: adds rows to the folder, and --status changes nothing; give one of them")
     if status and dry_run:
         problems.append("--status and --dry-run: give one of them")
     if problems:
