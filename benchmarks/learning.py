@@ -3,8 +3,9 @@
     python benchmarks/learning.py --peer trl [--seeds 0 1 2 3 4] [--hours 1] [--only trew] [--draw-only]
 
 Every run is a process of its own, one after another: for each seed one of each side, in turn first. A finished run is
-kept in --runs, so that the same command goes on where it stopped, and adds seeds. Writes
-benchmarks/results/learning.json and what docs/performance.md takes from it.
+kept in --runs, and in the results, from which it is taken where --runs lacks it: the same command goes on where it
+stopped, on another machine too, and adds seeds. Writes benchmarks/results/learning.json and what docs/performance.md
+takes from it.
 
 TRL's environment: make .venv-trl/.installed
 """
@@ -40,9 +41,11 @@ KEEPS_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRES
 
 def main() -> None:
     args = arguments()
+    args.runs.mkdir(parents=True, exist_ok=True)
+    planned = restore(args)
     if not args.draw_only:
-        args.runs.mkdir(parents=True, exist_ok=True)
         conduct(args)
+    args.seeds = sorted({*planned, *args.seeds})
     rows = finished(args)
     if not rows:
         sys.exit(f"no run of {args.runs} is finished; nothing is written")
@@ -108,6 +111,23 @@ def kept(args: argparse.Namespace, side: str, seed: int) -> dict[str, Any]:
     """A finished run; empty if there is none."""
     path = file_of(args, side, seed)
     return json.loads(path.read_text()) if path.exists() else {}
+
+
+def restore(args: argparse.Namespace) -> list[int]:
+    """Takes the runs of the results file that --runs lacks, if their budget is that of ``args``.
+
+    Returns the seeds that the file was planned for; none if its budget is another, and it will be written anew.
+    """
+    found = json.loads(args.json.read_text()) if args.json.exists() else {"seeds": [], "rows": []}
+    if any(Budget.of({**found["budget"], "seed": row["seed"]}) != budget(args, row["seed"]) for row in found["rows"]):
+        return []
+    for row in found["rows"]:
+        out = file_of(args, row["side"], row["seed"])
+        run = {name: value for name, value in row.items() if name not in ("side", "seed")}
+        run |= {"budget": {**found["budget"], "seed": row["seed"]}, "versions": found["versions"]}
+        if not out.exists():
+            out.write_text(json.dumps({"date": found["date"], **run}))
+    return found["seeds"]
 
 
 def order(seed: int) -> tuple[str, ...]:
@@ -182,9 +202,10 @@ def check_same(pair: dict[str, dict[str, Any]], seed: int) -> None:
 def result(args: argparse.Namespace, rows: list[dict[str, Any]]) -> dict[str, Any]:
     versions = {name: version for row in rows for name, version in row["versions"].items()}
     given = {name: value for name, value in rows[0]["budget"].items() if name != "seed"}
-    rows = [{name: value for name, value in row.items() if name not in ("budget", "versions")} for row in rows]
+    today = datetime.date.today().isoformat()
+    rows = [{"date": today, **{k: v for k, v in row.items() if k not in ("budget", "versions")}} for row in rows]
     return {
-        "date": datetime.date.today().isoformat(), "machine": machine(), "versions": versions, "peer": args.peer,
+        "date": max(row["date"] for row in rows), "machine": machine(), "versions": versions, "peer": args.peer,
         "seeds": args.seeds, "budget": given, "peer_environment": KEEPS_FREED_MEMORY, "rows": rows,
         "summary": summary(rows),
     }  # fmt: skip

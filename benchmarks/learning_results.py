@@ -131,8 +131,10 @@ def page(found: dict[str, Any]) -> str:
     updates = budget["prompts"] // budget["minibatch_prompts"]
     threads = f"{budget['threads']} thread" + "s" * (budget["threads"] > 1)
     counts = " and ".join(f"{own['runs']} of {NAMES[side]}" for side, own in sides.items())
+    dates = sorted({row.get("date", found["date"]) for row in found["rows"]})
+    when = " to ".join(dates[:1] + dates[1:][-1:])
     lines = [
-        f"Measured {found['date']} on {m['cpu']}, {threads} of {m['cores']} cores, beside other work; {versions}. "
+        f"Measured {when} on {m['cpu']}, {threads} of {m['cores']} cores, beside other work; {versions}. "
         f"Runs: {counts}. Each has {budget['steps']} steps of {budget['prompts']} prompts × {budget['completions']} "
         f"completions, {updates} optimizer steps on each, and {budget['eval_size']} held-out problems.",
         *missing(found), "", table(sides), "", *paired(pairs),

@@ -351,6 +351,37 @@ def test_a_finished_run_of_learning_is_kept(module, monkeypatch, tmp_path):
     assert own.order(0) != own.order(1)
 
 
+SMALL = ("--steps", "1", "--prompts", "2", "--completions", "4", "--eval-every", "1")
+"""The budget of :func:`learned` with one step."""
+
+
+def test_runs_of_learning_are_taken_from_the_results_where_their_folder_is_gone(module, monkeypatch, tmp_path):
+    own = learning(module, monkeypatch, tmp_path, "--only", "trew", "--seeds", "0", "1", "2", *SMALL)
+    args = own.arguments()
+    args.runs.mkdir()
+    rows = [{"date": "2026-01-02", **learned(side, 0, 1.0, 0.1, 0.2)} for side in own.SIDES]
+    args.json.write_text(json.dumps(own.result(args, rows)))
+    args.seeds = [1]
+    assert own.restore(args) == [0, 1, 2]
+    for row in rows:
+        assert own.kept(args, row["side"], 0) == {
+            **{name: value for name, value in row.items() if name not in ("side", "seed")},
+            "versions": {"trew": "1.0", "trl": "1.0"},
+        }  # fmt: skip
+    args.seeds = [0, 1]
+    assert [row["date"] for row in own.result(args, own.finished(args))["rows"]] == ["2026-01-02"] * 2
+
+
+def test_results_of_learning_with_another_budget_are_left_alone(module, monkeypatch, tmp_path):
+    own = learning(module, monkeypatch, tmp_path, "--only", "trew", "--seeds", "0", *SMALL)
+    args = own.arguments()
+    args.runs.mkdir()
+    args.json.write_text(json.dumps(own.result(args, [learned("trew", 0, 1.0, 0.1, 0.2)])))
+    args.prompts = 4
+    assert own.restore(args) == []
+    assert not list(args.runs.iterdir())
+
+
 @pytest.mark.parametrize(("key", "value"), [("prompts", "other"), ("rollouts", 7)])
 def test_other_work_beside_a_peer_is_refused(module, key, value):
     pair = {side: learned(side, 0, 1.0, 0.1, 0.2) for side in ("trew", "trl")}
