@@ -153,7 +153,10 @@ RECIPES = {
         recipe=with_rows("pairs.jsonl", pairs), set=("eval.every=5",), graded=GRADED,
         y_label="loss in nats per pair; share of pairs", y_range=None,
     ),
-    "iterative": Measurement(command="iterate", curves=(ACCURACY,), y_label="accuracy by the verifier"),
+    "iterative": Measurement(
+        command="iterate", curves=(ACCURACY,), y_label="accuracy by the verifier",
+        set=("iterate.first_prompts=64", "iterate.learner.dtype=bfloat16"),
+    ),
     "countdown": Measurement(
         curves=(Curve("reward/format"), ACCURACY),
         set=("model=smollm2-135m-instruct", "rollout.prompts=8", "learner.minibatch_prompts=0", "rollout.max_tokens=96",

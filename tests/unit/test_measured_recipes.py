@@ -11,6 +11,7 @@ import pytest
 
 from trew.config import load
 from trew.data.tasks.arithmetic import Arithmetic
+from trew.iterate import load_recipe
 
 ROOT = Path(__file__).parents[2]
 
@@ -99,5 +100,6 @@ def test_rows_for_recipes_repeat_no_problem_and_none_that_models_are_graded_by(o
 
 def test_settings_of_measured_recipes_are_accepted(own, tmp_path):
     for name, wanted in own.RECIPES.items():
-        if wanted.recipe is not own.from_page and wanted.command != "iterate":
-            load(wanted.recipe(name, tmp_path), wanted.set)
+        if wanted.recipe is not own.from_page:
+            read = load_recipe if wanted.command == "iterate" else load
+            read(wanted.recipe(name, tmp_path), wanted.set)
