@@ -8,7 +8,6 @@ import doctest
 import importlib
 import json
 import os
-import re
 import runpy
 import sys
 import traceback
@@ -485,21 +484,3 @@ def test_everything_about_ranks_and_servers_runs(module, monkeypatch, tmp_path):
 def test_the_page_is_current(module):
     stale = [p.name for p, text in module("figures").files().items() if p.read_text(encoding="utf-8") != text]
     assert not stale, "run benchmarks/figures.py, look at what changed, and commit it"
-
-
-def test_runs_of_environments_are_kept_and_never_mixed(module):
-    environments = module("environments")
-    now = environments.today("grid")
-    assert environments.today("guess, random hints")["environment.args"] == {"hints": "random"}
-
-    def row(seed: int, level: float, **changed: Any) -> dict[str, Any]:
-        return {"environment": "grid", "seed": seed, "settings": {**now, **changed}, "success": [level] * 4}
-
-    old, new = [row(0, 0.1, steps=4), row(1, 0.2, steps=4)], [row(1, 0.9)]
-    rows = environments.merged(old, new)
-    assert [(each["seed"], each["success"][0]) for each in rows] == [(0, 0.1), (1, 0.9)]
-    assert [environments.changes(each, now) for each in rows] == ["steps = 4", ""]
-    drawn = environments.picture(rows)
-    assert "grid (earlier recipe)" in drawn
-    heights = {float(height) for height in re.findall(r'class="tc-line tc-s\d"[^>]*d="M[\d.]+ ([\d.]+)L', drawn)}
-    assert len(heights) == 2  # the mean of both would be one line

@@ -1,9 +1,11 @@
-"""benchmarks/recipes.py on made-up run folders: what it keeps and draws of each kind of run, and its rows."""
+"""benchmarks/recipes.py on made-up run folders: what it keeps and draws of each kind of run, and its rows; and what
+benchmarks/environments.py keeps of runs of recipes with environments."""
 
 from __future__ import annotations
 
 import importlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -103,3 +105,22 @@ def test_settings_of_measured_recipes_are_accepted(own, tmp_path):
         if wanted.recipe is not own.from_page:
             read = load_recipe if wanted.command == "iterate" else load
             read(wanted.recipe(name, tmp_path), wanted.set)
+
+
+def test_runs_of_environments_are_kept_and_never_mixed(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    environments = importlib.import_module("environments")
+    now = environments.today("grid")
+    assert environments.today("guess, random hints")["environment.args"] == {"hints": "random"}
+
+    def row(seed: int, level: float, **changed: Any) -> dict[str, Any]:
+        return {"environment": "grid", "seed": seed, "settings": {**now, **changed}, "success": [level] * 4}
+
+    old, new = [row(0, 0.1, steps=4), row(1, 0.2, steps=4)], [row(1, 0.9)]
+    rows = environments.merged(old, new)
+    assert [(each["seed"], each["success"][0]) for each in rows] == [(0, 0.1), (1, 0.9)]
+    assert [environments.changes(each, now) for each in rows] == ["steps = 4", ""]
+    drawn = environments.picture(rows)
+    assert "grid (earlier recipe)" in drawn
+    heights = {float(height) for height in re.findall(r'class="tc-line tc-s\d"[^>]*d="M[\d.]+ ([\d.]+)L', drawn)}
+    assert len(heights) == 2  # the mean of both would be one line
