@@ -69,6 +69,8 @@ def others(key: str, value: Any) -> list[Any]:
     """Other values that the setting may have."""
     if key in OTHERS:
         return OTHERS[key]
+    if value is None:
+        return [0.5]
     if isinstance(value, bool):
         return [not value]
     if isinstance(value, int):

@@ -259,6 +259,11 @@ def test_generalised_advantages_by_hand():
     raw = [0.1345, 0.21, 0.2, -0.3]
     returns = [0.6345, 0.81, 1.0, 0.0]
     assert out.batch.returns.tolist() == pytest.approx(returns, **NEAR)
+    # critic_lam = 1: the critic's A = 0.2, 0.12 + 0.9 x 0.2 = 0.3, 0.04 + 0.9 x 0.3 = 0.31; the policy's are the same.
+    settings = {"gamma": 0.9, "lam": 0.5, "critic_lam": 1.0}
+    apart = critic([1.0, 0.0], [[0.5, 0.6, 0.8], [0.3, 9.0, 9.0]], [3, 1], settings=settings)
+    assert apart.batch.returns.tolist() == pytest.approx([0.81, 0.9, 1.0, 0.0], **NEAR)
+    assert torch.equal(apart.batch.advantages, out.batch.advantages)
     middle = sum(raw) / 4
     spread = math.sqrt(sum((a - middle) ** 2 for a in raw) / 3)
     assert out.batch.advantages.tolist() == pytest.approx([(a - middle) / spread for a in raw], **NEAR)

@@ -132,6 +132,11 @@ def test_baselines_of_reinforce(baseline):
         check("reinforce", step_for("reinforce", 1, **shape), baseline=baseline)
 
 
+def test_a_lam_by_length_in_ppo():
+    for shape in SHAPES.values():
+        check("ppo", step_for("ppo", 1, **shape), gamma=0.9, critic_lam=0.5, length_alpha=0.5, beta=0.1)
+
+
 # What a setting may be: a range, or a choice. By preset where the name means something else there.
 RANGES = {
     "eps_low": (0.02, 0.6), "eps_high": (0.02, 0.6), "std_eps": (0.0, 0.1), "ddof": [0, 1], "cap": (1.7, 3.0),
@@ -146,7 +151,7 @@ RANGES = {
     "cov_high": (0.3, 2.0), "kappa": (1.1, 4.0), "k": [1, 2, 3, 5], "tau": (0.0, 1.0), "seed": [0, 1],
     "baseline": ["none", "group", "batch", "leave-one-out"], "beta1": (0.0, 1.5), "beta2": (0.0, 1.5),
     "ppo gamma": (0.0, 1.0), "ppo lam": (0.0, 1.0), "vapo gamma": (0.0, 1.0), "critic_lam": (0.0, 1.0),
-    "length_alpha": (0.05, 2.0),
+    "length_alpha": (0.05, 2.0), "ppo length_alpha": [0.0],
     "omega": (0.0, 2.0), "turn_discount": (0.0, 1.0), "outcome_weight": (0.0, 2.0), "norm": ["mean-std"],
     "scale": ["std"], "tail": ["silent", "reward"], "tokens": ["growing", "all"], "m2po tau": (1e-3, 0.1),
     "dpo_beta": (0.05, 2.0),

@@ -57,7 +57,8 @@ PRESETS = {
     "rloo": (CLIP, "seq-mean-token-sum", 0.03, "k1 reward"),
     "reinforce-pp": (CLIP, "token-mean", 0.01, "k1 to-go"),
     "reinforce-pp-baseline": (CLIP, "token-mean", 0.001, "k2 loss"),
-    "ppo": (CLIP | {"gamma": 1.0, "lam": 0.95}, "token-mean", 0.0, "k1 reward"),
+    "ppo": (CLIP | {"gamma": 1.0, "lam": 0.95, "critic_lam": None, "length_alpha": 0.0}, "token-mean", 0.0,
+            "k1 reward"),
     "vapo": (HIGHER | {"gamma": 1.0, "critic_lam": 1.0, "length_alpha": 0.05}, "token-mean", 0.0, "k1 reward"),
     "ppo-clip": (CLIP, "token-mean", 0.0, "k3 loss"),
     "dual-clip": (CLIP | {"cap": 3.0} | Z, "token-mean", 0.0, "k3 loss"),
@@ -134,7 +135,7 @@ OWN_ADVANTAGE = {"ddof": "advantage.ddof", "std_eps": "advantage.std_eps"}
 ELSEWHERE = {
     "gigpo": OWN_ADVANTAGE, "mt-grpo": OWN_ADVANTAGE, "turn-returns": OWN_ADVANTAGE,
     "grpo-process": OWN_ADVANTAGE, "gdpo": OWN_ADVANTAGE, "gtpo": OWN_ADVANTAGE, "grpo-s": OWN_ADVANTAGE,
-    "ppo": {"gamma": "advantage.gamma", "lam": "advantage.lam"},
+    "ppo": {name: f"advantage.{name}" for name in ("gamma", "lam", "critic_lam", "length_alpha")},
     "vapo": {name: f"advantage.{name}" for name in ("gamma", "critic_lam", "length_alpha")},
     "trw-logistic": {"alpha": "weight.alpha"}, "two-sided": {"delta": "weight.cap"},
     "trw-entropy": {name: f"weight.base.{name}" for name in TENT},
@@ -201,6 +202,8 @@ def test_a_setting_arrives_where_it_belongs(name, key):
     assert found(trew.preset(name), name, key) == default
     if isinstance(default, str):
         other = OTHER_CHOICE[default]
+    elif default is None:
+        other = 0.5
     elif key == "turn_discount" or (name in ("ppo", "vapo") and key in ("gamma", "lam", "critic_lam")):  # 1 at most
         other = default / 2
     elif isinstance(default, bool) or key == "ddof":
@@ -213,6 +216,28 @@ def test_a_setting_arrives_where_it_belongs(name, key):
     assert found(changed, name, key) == other
     for rest in PRESETS[name][0].keys() - {key, *ELSEWHERE_TESTED}:
         assert found(changed, name, rest) == PRESETS[name][0][rest]
+
+
+def test_ppo_has_every_option_of_its_advantages():
+    plain = trew.preset("ppo")
+    assert plain == trew.preset("ppo", length_alpha=0.0)
+    assert plain.advantage == GAE(1.0, 0.95)
+    of_vapo = trew.preset("ppo", critic_lam=1.0, length_alpha=0.05, eps_high=0.28, nll=0.1)
+    assert of_vapo.replace(name="vapo") == trew.preset("vapo")
+    # Where each sequence has a lam by its length, nothing reads this one.
+    with pytest.raises(ConfigError, match=r"^objective.lam: got 0.9 with length_alpha = 0.05, which takes its place"):
+        trew.preset("ppo", lam=0.9, length_alpha=0.05)
+    for wrong, said in (
+        ({"critic_lam": 1.5}, r"critic_lam: got 1.5, accepts a number from 0 to 1"),
+        ({"critic_lam": "1"}, r"critic_lam: got '1' \(str\), accepts a number$"),
+        ({"length_alpha": -1.0}, "length_alpha: got -1.0, accepts 0 or more"),
+    ):
+        with pytest.raises(ConfigError, match=f"^objective.{said}"):
+            trew.preset("ppo", **wrong)
+    with pytest.raises(
+        ConfigError, match=r"^objective.length_alpha: got 0, accepts .* ppo has one lam for all lengths"
+    ):
+        trew.preset("vapo", length_alpha=0)
 
 
 def test_settings_with_two_places_or_another_scale():

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from ..config import Config, CurriculumConfig, EnvironmentConfig, LearnerConfig, LoraConfig, limits, validate
 from ..iterate.settings import Iterate, round_problems
 from ..objective.options import Options
-from ..objective.presets import PRESETS, settings
+from ..objective.presets import PRESETS, kinds, settings
 from .describe import OPTIONS
 
 Schema = dict[str, Any]
@@ -179,12 +179,14 @@ def _objective() -> Schema:
         every[name] = {"type": _PLAIN[kind], "description": OPTIONS.get(name, "")}
     rules = []
     for preset in PRESETS:
-        own = settings(preset)
-        for name, default in own.items():
-            every.setdefault(name, {"type": _PLAIN.get(type(default), "string")})
-        given = {name: {"default": default} for name, default in own.items() if default is not None}
+        own, types = settings(preset), {name: _PLAIN[kind] for name, kind in kinds(preset).items()}
+        for name, kind in types.items():
+            every.setdefault(name, {"type": kind})
         # A preset's own setting may be of another type than another preset's of the same name.
-        given |= {name: {"type": _PLAIN[type(v)], **given[name]} for name, v in own.items() if type(v) in _PLAIN}
+        given = {
+            name: {"type": types[name]} | ({} if default is None else {"default": default})
+            for name, default in own.items()
+        }
         names = {"preset", *own, *common}
         needed: Schema = {} if preset == "grpo" else {"required": ["preset"]}  # grpo is the default
         rules.append({

@@ -97,6 +97,15 @@ def settings(name: str) -> dict[str, Any]:
     return {p.name: p.default for p in inspect.signature(PRESETS[name]).parameters.values()}
 
 
+def kinds(name: str) -> dict[str, type]:
+    """The type of each of a preset's own settings, that of a number where it may also be left out.
+
+    >>> kinds("ppo")["critic_lam"], settings("ppo")["critic_lam"]
+    (<class 'float'>, None)
+    """
+    return {p.name: _KINDS[p.annotation] for p in inspect.signature(PRESETS[name]).parameters.values()}
+
+
 def preset(name: str, **overrides: Any) -> Objective:
     """The algorithm ``name`` with some of its settings changed, or some of the options that all algorithms have.
 
@@ -112,7 +121,7 @@ def preset(name: str, **overrides: Any) -> Objective:
     if problems := [p for key, value in overrides.items() for p in _problems(name, own, key, value)]:
         raise ConfigError(problems)
     try:
-        objective = PRESETS[name](**_as_declared(overrides, {k: type(v) for k, v in own.items()}))
+        objective = PRESETS[name](**_as_declared(overrides, kinds(name)))
         options = {k: kind for k, kind in _OPTIONS.items() if k not in own}  # a preset's own setting goes first
         return common.apply(objective, **_as_declared(overrides, options))
     except ValueError as error:
@@ -129,7 +138,8 @@ _OPTIONS = {f.name: _KINDS[str(f.type)] for f in dataclasses.fields(common.Optio
 def _problems(name: str, own: Mapping[str, Any], key: str, value: Any) -> list[str]:
     """What is wrong with one override of the preset ``name``, whose own settings have the defaults ``own``."""
     if key in own:
-        return _mismatch(key, value, type(own[key]), f" like the default {own[key]!r}")
+        like = "" if own[key] is None else f" like the default {own[key]!r}"
+        return _mismatch(key, value, kinds(name)[key], like)
     if key in _OPTIONS:
         return _mismatch(key, value, _OPTIONS[key], "")
     return [

@@ -33,13 +33,23 @@ def ppo_clip(*, eps_low: float = 0.2, eps_high: float = 0.2) -> Objective:
     )
 
 
-def ppo(*, gamma: float = 1.0, lam: float = 0.95, eps_low: float = 0.2, eps_high: float = 0.2) -> Objective:
+def ppo(
+    *,
+    gamma: float = 1.0,
+    lam: float = 0.95,
+    critic_lam: float | None = None,
+    length_alpha: float = 0.0,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+) -> Objective:
     """Proximal Policy Optimization with a critic and generalised advantages: PPO, arXiv 1707.06347, eq. 7 and 11.
 
     A_t = whiten( sum_(k >= 0) (gamma lam)^k delta_(t+k) ),  delta_t = R_t + gamma V_(t+1) - V_t
 
     R_t is the reward at the last token and 0 before, less beta k1_t at each token. The critic (V) is a separate model,
-    which learns A_t + V_t as they are before the whitening. It needs ``values``.
+    which learns A_t + V_t as they are before the whitening. It needs ``values``. ``critic_lam`` is another lam for what
+    the critic learns, and ``length_alpha`` above 0 gives each sequence a lam by its length instead of ``lam``; ``vapo``
+    says what both are for.
 
     Use it where credit should differ along a completion, one prompt has few completions, or episodes are long; it costs
     a second model of the same size.
@@ -48,9 +58,13 @@ def ppo(*, gamma: float = 1.0, lam: float = 0.95, eps_low: float = 0.2, eps_high
     variance); TRL rewards one position behind the last token, with a value of its own there. beta is 0 unless set (TRL
     0.05, verl 0.001).
     """
+    if length_alpha and lam != 0.95:
+        raise ValueError(
+            f"lam: got {lam:g} with length_alpha = {length_alpha:g}, which takes its place; remove one of them"
+        )
     return Objective(
         name="ppo",
-        advantage=GAE(gamma, lam),
+        advantage=GAE(gamma, lam, critic_lam, length_alpha),
         adjust=(WhitenTokens(),),
         weight=Clip(eps_low, eps_high),
         aggregate=TokenMean(),
@@ -81,6 +95,8 @@ def vapo(
     of the step, as ``ppo`` is, which the paper does not mention. Its pretrained values are critic.warmup_steps here, in
     which the critic learns from the policy's completions; its 16 answers to each prompt are rollout.completions.
     """
+    if length_alpha == 0:
+        raise ValueError("length_alpha: got 0, accepts a number above 0; ppo has one lam for all lengths")
     positive(length_alpha=length_alpha)
     return Objective(
         name="vapo",
