@@ -6,26 +6,33 @@ import dataclasses
 import functools
 import itertools
 import json
+import tomllib
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 import learner_help as help
+import recipe_help
 import tiers
 import tiny
+import trew
 from trew import estimate
 from trew.cli.main import main
-from trew.config import Config, LearnerConfig, LoraConfig, RolloutConfig, TeacherConfig
-from trew.estimate import advice, passes
+from trew.config import Config, LearnerConfig, LoraConfig, RolloutConfig, TeacherConfig, parse
+from trew.estimate import advice, passes, times
 from trew.estimate import run as estimating
-from trew.estimate.memory import optimizer, weights
+from trew.estimate.memory import WHOLE_STEP, coefficients, optimizer, weights
 from trew.estimate.sizes import sizes_of
 from trew.estimate.storages import StorageCount
 from trew.estimate.times import Rates
+from trew.learner import Learner
 from trew.models import loading, lora
-from trew.objective import preset
+from trew.objective import preset, presets
+from trew.training import frozen
 from trew.types import TrainingSample
+from trew.utils.console import Silent
 
 WIDE = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16}
 
@@ -195,6 +202,89 @@ def test_a_teacher_counts_by_its_own_size(tmp_path):
         for phase in ("generating", "training"):
             assert taught.memory.total(phase) - alone.memory.total(phase) == extra
     assert taught.seconds["log-probs"] > alone.seconds.get("log-probs", 0.0)
+
+
+PASSES = [
+    ("grpo", {}, 0), ("grpo", {"inner_updates": 2}, 1), ("otb", {}, 1), ("otb", {"minibatch_prompts": 2}, 1),
+    ("kl-cov", {}, 1), ("kl-cov", {"minibatch_prompts": 2, "inner_updates": 3}, 4), ("m2po", {"inner_updates": 2}, 3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "learner", "passes"), PASSES, ids=lambda x: str(x))
+def test_passes_for_log_probs_alone_are_as_many_as_a_run_makes(name, learner, passes, tmp_path, monkeypatch):
+    folder = saved(tmp_path)
+    (tmp_path / "reward.py").write_text(recipe_help.ODD)
+    text = recipe_help.recipe(
+        folder, reward=f"{tmp_path}/reward.py:odd", out=str(tmp_path / "run"), steps=1, kernels="plain",
+        chat_template="plain", objective={"preset": name}, learner={"lr": 1e-2, **learner},
+    )  # fmt: skip
+    c, read, comparing = parse(tomllib.loads(text)), [0], []
+
+    def counted(function):
+        @functools.wraps(function)
+        def wrapper(self, samples, **given):
+            apart = comparing or given.get("reference")
+            read[0] += 0 if apart else sum(len(sample.token_ids) for sample in samples)
+            return function(self, samples, **given)
+
+        return wrapper
+
+    def compared(*given, **named):  # the canary, on a few tokens
+        comparing.append(True)
+        try:
+            return compare(*given, **named)
+        finally:
+            comparing.pop()
+
+    compare = frozen.compare
+    monkeypatch.setattr(frozen, "compare", compared)
+    for method in ("logprobs", "score_norms", "untempered"):
+        monkeypatch.setattr(Learner, method, counted(getattr(Learner, method)))
+    trew.train(c, display=Silent())
+    sampled = pq.read_table(tmp_path / "run" / "rollouts" / "000001.parquet")["token_ids"].to_pylist()
+    assert read[0] == passes * sum(map(len, sampled))
+    assert times.policy_passes(c, preset(name)) == passes
+
+
+def test_what_sees_a_whole_step_computes_its_log_probs_before(tmp_path):
+    c = config(saved(tmp_path), inner_updates=2)
+    by_token, by_step = (
+        estimate.estimate(c, machine=MACHINE, objective=preset(n, beta=0.0), prompt=12, rates=RATES)
+        for n in ("grpo", "kl-cov")
+    )
+    assert by_step.seconds["log-probs"] == pytest.approx(3 * by_token.seconds["log-probs"])  # before, and two updates
+    tokens = c.rollout.prompts * c.rollout.completions * c.rollout.max_tokens
+    assert (by_token.load.step_tokens, by_step.load.step_tokens) == (0, tokens)
+    more = by_step.memory.total("training") - by_token.memory.total("training")
+    assert more == by_step.memory.parts["training"]["coefficients"] == 4 * tokens
+    # A step of so many tokens that nothing else compares with them.
+    large = dataclasses.replace(by_step.load, step_tokens=10**8)
+    assert coefficients(large, {"gradients": 10**6, "activations": 10**6}) > 63 * 10**8
+    assert coefficients(dataclasses.replace(large, heap=False), {}) == 0
+
+
+BY_STEP = ["m2po", "kl-cov", "clip-cov"]
+
+
+def test_who_sees_a_whole_step():
+    assert [name for name in presets() if preset(name).sees_step] == [*BY_STEP, "dpo"]
+
+
+@pytest.mark.parametrize("more", [{}, {"beta": 0.1, "correction": "mis+opsm", "nll": 0.1}], ids=["plain", "more"])
+@pytest.mark.parametrize("name", BY_STEP)
+def test_coefficients_of_a_whole_step_take_what_is_told(name, more):
+    """In float32, as the learner gives log-probs; tensors of one number a sequence are few beside these."""
+    items = help.samples([(1, (64,) * 4)] * 32)
+    objective = preset(name, **help.OVERRIDES.get(name, {}), **more)
+    data = help.batch(
+        items, **{f"{who}_logprobs": -torch.rand(len(items) * 64) for who in ("old", "ref", "rollout")},
+        logprobs=-torch.rand(len(items) * 64), entropies=torch.rand(len(items) * 64),
+    )  # fmt: skip
+    data = objective.prepare(data)
+    with StorageCount() as storages:
+        objective.loss(data)
+    taken = storages.peak / len(data.mask)
+    assert 0.5 * WHOLE_STEP < taken < WHOLE_STEP
 
 
 def test_phases_add_up_and_knobs_turn_the_right_way(tmp_path):

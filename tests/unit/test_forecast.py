@@ -58,6 +58,15 @@ def test_the_text_names_every_assumption(path, capsys):
     assert "may be wrong" not in planned(capsys, path, "--cluster", "--rates", *RATES)
 
 
+def test_an_objective_that_sees_a_whole_step_takes_one_more_pass(path, capsys):
+    """Three for the gradient and one for the log-probs of before, as completions are of older weights."""
+    found = {}
+    for name in ("dapo", "kl-cov"):
+        flags = ("--cluster", "--json", "--gpus", "8", "--gpu-gib", "80", "--set", f"objective.preset={name}")
+        found[name] = json.loads(planned(capsys, path, *flags))["forecast"]["rates"]["update_s"]["value"]
+    assert found["kl-cov"] == pytest.approx(5 / 4 * found["dapo"])
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [

@@ -14,7 +14,7 @@ from ..config import Config
 from ..objective import Objective
 from ..utils.memory import free_bytes, used_bytes
 from . import passes
-from .memory import Load, cache, decoding, head, laid_out, low_copies, memory, reference, weights
+from .memory import Load, cache, coefficients, decoding, head, laid_out, low_copies, memory, reference, weights
 from .run import LIBRARIES, Machine, load_of, of_rows
 from .sizes import Sizes, sizes_of
 
@@ -194,7 +194,7 @@ def rank_parts(s: Sizes, config: Config, load: Load, *, shards: int) -> dict[str
     summed = (4 if b == 4 else 4 + b) * s.linear // s.layers  # gradients, and a copy of another type
     apart = shards > 1 or aside
     assert load.body is not None
-    training = always | {
+    trained = {
         "gradients": 0 if aside else _part(4 * s.trained, shards),
         "gathered": (outside + 2 * layer if apart else 0),
         "whole gradients": (4 * s.head + summed if apart and not config.lora.rank else 0),
@@ -202,6 +202,7 @@ def rank_parts(s: Sizes, config: Config, load: Load, *, shards: int) -> dict[str
         "activations": load.body.before.layer * s.layers + load.body.before.rest,
         "head": head(s, config, load),
     }
+    training = always | trained | {"coefficients": coefficients(load, trained)}
     generating = dict(always)
     if config.cluster.rollout == "embedded":
         generating |= {

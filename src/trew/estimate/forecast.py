@@ -181,7 +181,7 @@ def _simulated(config: Config, rates: Mapping[str, Rate], draw: LengthDraw, stal
 @dataclass(frozen=True, slots=True)
 class _Need:
     """Floating-point operations: of a decoded token, 2 (N_l + V H); and of a step's learning without attention, with
-    3 passes over all tokens, and one more for each inner update and for log-probs."""
+    3 passes over all tokens in each inner update, and one for each time that log-probs alone are computed."""
 
     token: float
     update: float
@@ -192,7 +192,7 @@ class _Need:
         token = 2.0 * (s.linear + s.head)
         fed = rollout.prompts * (prompt + rollout.completions * tokens)
         backward = (2 if config.lora.rank else 3) + learner.gradient_checkpointing
-        apart = int("ref_logprobs" in objective.needs) + (config.cluster.staleness > 0 or learner.inner_updates > 1)
+        apart = int("ref_logprobs" in objective.needs) + times.policy_passes(config, objective)
         return cls(token, token * fed * (backward * learner.inner_updates + apart))
 
 

@@ -30,6 +30,10 @@ GAPS = 0.5
 through the model's own forward; 0 to 0.6 was measured (`benchmarks/plan.py`)."""
 
 
+WHOLE_STEP = 64
+"""Bytes of a token while the coefficients of a whole optimizer step are computed at once: up to 14 numbers of it, in float32."""
+
+
 @dataclass(frozen=True, slots=True)
 class Memory:
     """Bytes by phase and part on the computing device; ``aside`` are bytes in CPU memory, where that is separate."""
@@ -80,6 +84,7 @@ class Load:
     free: int | None = None  # bytes available for the whole run
     stored: int = 0  # bytes of the model's files
     types: frozenset[str] = frozenset()  # of the stored tensors, where known
+    step_tokens: int = 0  # of an optimizer step that the objective must see at once; 0: it need not
     critic: bool = False  # a second model of the same size is trained beside the policy
     process: int = 0  # Python, torch and everything else loaded before the model
 
@@ -261,6 +266,17 @@ def proof(s: Sizes, config: Config, load: Load) -> int:
     return 4 * s.vocabulary * load.completion + layer + unpacked
 
 
+def coefficients(load: Load, trained: dict[str, int]) -> int:
+    """On a CPU, of an optimizer step of n tokens that the objective must see at once: 4 n while it is trained, and
+    64 n before, as far as that is more than what the training takes later. A GPU's run has them in CPU memory.
+
+    The pass over all micro-batches that gives the log-probs for it needs less than the one with gradients.
+    """
+    if not load.heap:
+        return 0
+    return 4 * load.step_tokens + _beyond(WHOLE_STEP * load.step_tokens, trained, load)
+
+
 def update(s: Sizes, config: Config) -> int:
     """Temporary memory of the optimizer, which updates one parameter after another: 24 bytes a number in 8 bits, 8
     offloaded."""
@@ -334,18 +350,20 @@ def _trained(s: Sizes, config: Config, load: Load) -> dict[str, int]:
     }
     if apart:
         parts["update"] = update(s, config)
+    parts["coefficients"] = coefficients(load, parts)
     parts["proof"] = _beyond(proof(s, config, load), parts, load)
     return parts
 
 
-def _beyond(proof: int, trained: dict[str, int], load: Load) -> int:
-    """What the first step's check needs beyond what a step later takes in the same memory.
+def _beyond(size: int, trained: dict[str, int], load: Load) -> int:
+    """What of the ``size`` of the first step's check, or of a step's coefficients, is more than a step later takes in
+    the same memory.
 
     On a CPU with our kernels that memory is only the gradients and the optimizer's temporaries; the rest lies in
     :class:`.arena.Arena`.
     """
     apart = ("activations", "head") if load.heap and load.body is None else ()
-    return max(proof - sum(size for name, size in trained.items() if name not in apart), 0)
+    return max(size - sum(part for name, part in trained.items() if name not in apart), 0)
 
 
 def _kept(s: Sizes, load: Load, made: dict[str, int], trained: dict[str, int]) -> tuple[dict[str, int], dict[str, int]]:
@@ -365,7 +383,8 @@ def _kept(s: Sizes, load: Load, made: dict[str, int], trained: dict[str, int]) -
     apart = made["laid out"] if 2 * s.trained < s.weights else 4 * s.head
     cached = made["cache"] + (apart if load.native_decode else 0)
     # Heap and arena each stay at their largest use so far: a phase's extra is what another one needed beyond its own.
-    small, large = sum(made.values()) - cached, trained["gradients"] + trained["proof"] + trained.get("update", 0)
+    held = ("gradients", "coefficients", "proof", "update")
+    small, large = sum(made.values()) - cached, sum(trained.get(name, 0) for name in held)
     room, heap = max(cached, passing), max(small, large)
     return {"kept": room - cached + heap - small}, {"kept": room - passing + heap - large}
 

@@ -78,10 +78,8 @@ def estimate(
     load = load_of(config, sizes, objective, machine, prompt=prompt)
     if rates is None:
         rates = times.rates(sizes, config, rows=load.rows, tokens=load.tokens, device=machine.device)
-    # The policy's own log-probs need an extra pass only where it moves within a step, or where a teacher is compared
-    # with it; otherwise the training pass has them.
-    own = config.optimizer_steps > config.steps or objective.distillation > 0
-    passes_without = int("ref_logprobs" in objective.needs) + own + teacher_passes(config, sizes)
+    passes_without = int("ref_logprobs" in objective.needs) + teacher_passes(config, sizes)
+    passes_without += times.policy_passes(config, objective)
     work = times.operations(sizes, config, load, log_prob_passes=passes_without)
     return Estimate(
         config, machine, objective, prompt, sizes, load, memory(sizes, config, load), rates,
@@ -123,6 +121,7 @@ def load_of(config: Config, s: Sizes, objective: Objective, machine: Machine, *,
         fused=way.fused,
         packed=plan is not None and plan.product(depth=s.hidden, rows=rows, dtype=low or torch.float32) is not None,
         reference="ref_logprobs" in objective.needs,
+        step_tokens=step_groups(config) * config.rollout.completions * completion if objective.sees_step else 0,
         critic="values" in objective.needs,
         rounded=in_bfloat16(config, stored=types, backend=backends.of(config, machine.device)),
         teacher=teacher_bytes(config, machine.device),
@@ -147,6 +146,11 @@ def load_of(config: Config, s: Sizes, objective: Objective, machine: Machine, *,
         types=types,
         process=machine.process,
     )
+
+
+def step_groups(config: Config) -> int:
+    """Prompts of an optimizer step."""
+    return config.learner.minibatch_prompts or config.rollout.prompts
 
 
 def teacher_passes(config: Config, s: Sizes) -> float:

@@ -12,6 +12,7 @@ import torch
 from ..config import Config
 from ..models import backends
 from ..models.planning import Planning
+from ..objective import Objective
 from .memory import Load
 from .sizes import Sizes
 
@@ -67,6 +68,19 @@ def _rate(rows: int, s: Sizes, *, dtype: torch.dtype, device: str, plan: Plannin
     return 2 * rows * numbers * count / best
 
 
+def policy_passes(config: Config, objective: Objective) -> int:
+    """Passes of the policy in a step that give log-probs and no gradient.
+
+    One before the updates, where the policy moves between two of them or completions are of older weights, a teacher is
+    compared with it, or the objective reads of its distributions what the engine does not report; and one in each
+    inner update where the objective must see the whole optimizer step before its first gradient.
+    """
+    moves = config.optimizer_steps > config.steps or config.cluster.staleness > 0
+    reads = set(objective.needs) & ({"score_norms"} | ({"entropies"} if config.cluster.rollout == "vllm" else set()))
+    before = moves or objective.distillation > 0 or bool(reads)
+    return before + config.learner.inner_updates * objective.sees_step
+
+
 def operations(s: Sizes, config: Config, load: Load, *, log_prob_passes: float) -> dict[str, float]:
     """Counts floating-point operations of one step by phase, with A = heads x head size and t prompts of G completions:
 
@@ -74,8 +88,7 @@ def operations(s: Sizes, config: Config, load: Load, *, log_prob_passes: float) 
     decoding   t G C (2 N_l + 2 V H + 4 L A (P + C / 2))
     one pass   2 N_l fed + 4 L A fed (P + C) / 2 + 2 V H read
     training   3 passes (2 where the weights are frozen), 1 more with gradient checkpointing, for each inner update
-    log-probs  1 pass each: of the reference, of a critic, of a teacher (by its size), and of the policy where it moves
-               between two updates or a teacher is compared with it
+    log-probs  1 pass each: of the reference, of a critic, of a teacher (by its size), and :func:`policy_passes`
 
     A critic adds 3 passes to the training (all of its weights learn), 1 more with gradient checkpointing.
     """

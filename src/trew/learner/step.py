@@ -287,7 +287,7 @@ class Learner:
         packs = PackGradients(
             runner=self._runner, done=done, positions=TokenPositions.of(samples), objective=objective,
             bonus=bonus if acts else None,
-            coefficients=self._coefficients(objective, done) if objective.scope in ("group", "batch") else None,
+            coefficients=self._coefficients(objective, done) if objective.sees_step else None,
             entropies=acts or (self.measure_entropy and batch.entropies is None), progress=progress,
         )  # fmt: skip
         among = self._runner.packs(samples, among=done.active)

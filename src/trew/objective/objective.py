@@ -195,6 +195,12 @@ class Objective:
         return SCOPES[max(SCOPES.index(p.scope) for p in components)]
 
     @property
+    def sees_step(self) -> bool:
+        """Whether ``loss`` must see the whole optimizer step at once, so that all of its log-probs are computed before
+        the first gradient."""
+        return self.scope in ("group", "batch")
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """Sentences on settings whose effect their names do not say."""
         return notes(ratio=self.ratio, weight=self.weight, beta=self.beta)
@@ -431,7 +437,7 @@ class Objective:
     def _refuse_part(self, batch: TokenBatch) -> None:
         """Raises DataError if a component whose scope is the group or the batch is given a part of the step."""
         assert batch.denominators is not None
-        if self.scope in ("group", "batch") and int(batch.mask.sum()) != batch.denominators.tokens:
+        if self.sees_step and int(batch.mask.sum()) != batch.denominators.tokens:
             raise DataError(
                 f"{self.name} must see the whole step at once: got {int(batch.mask.sum())} of its "
                 f"{batch.denominators.tokens} loss tokens. Call loss on the whole step (log-probs without gradient "

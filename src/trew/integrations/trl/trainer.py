@@ -193,7 +193,7 @@ class GRPOTrainer(trl.GRPOTrainer):
 
     def _coupled(self, parts: list[Inputs]) -> list[Inputs]:
         """Computes the coefficients of an optimizer step whose rules couple its tokens; others pass through."""
-        if self.objective.scope not in ("group", "batch"):
+        if not self.objective.sees_step:
             return parts
         rows = {
             name: torch.cat([part[name] for part in parts]) if value.dim() else value
