@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ import transformers
 from rich.progress import Progress
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "src" / "trew" / "rollout" / "vllm" / "plugin"))
 import crashing
 from demo import machine
 from forks import Server
@@ -81,7 +83,7 @@ def one_kind(server: Server, kind: str, kills: int, seed: str, advance: Any) -> 
     """One configuration: the run that is let alone, and the one that is killed so often."""
     draw, start = random.Random(seed), time.monotonic()
     phases: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, crashing.served(Path(name), kind):
         folder = Path(name)
         recipe = crashing.recipe(folder, kind)
         seconds = reference(server, folder, recipe)
@@ -91,7 +93,7 @@ def one_kind(server: Server, kind: str, kills: int, seed: str, advance: Any) -> 
                 check(folder, kind)
                 shutil.rmtree(folder / "cut")
             launches += 1
-            phase = launch(server, folder, recipe, draw, seconds)
+            phase = launch(server, folder, recipe, draw, seconds, crashing.instants_of(kind))
             if phase:
                 met += 1
                 phases[phase] += 1
@@ -121,11 +123,13 @@ def check(folder: Path, kind: str) -> None:
         raise SystemExit(f"{kind}: not the same run: {found}")
 
 
-def launch(server: Server, folder: Path, recipe: Path, draw: random.Random, seconds: float) -> str:
+def launch(
+    server: Server, folder: Path, recipe: Path, draw: random.Random, seconds: float, instants: Sequence[str]
+) -> str:
     """Starts or resumes the run and kills it; the phase that it died in, empty where it came to its end."""
     arguments = (recipe, "--out", "cut", "--resume")
     if draw.random() < 0.5:
-        instant = f"{draw.choice(crashing.INSTANTS)}:{draw.randint(1, 4)}"
+        instant = f"{draw.choice(instants)}:{draw.randint(1, 4)}"
         watched = crashing.Watched.start(server, folder, *arguments, instant=instant)
         code = watched.command.wait()
         if code == -9:

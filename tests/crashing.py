@@ -6,6 +6,7 @@ names an instant. Nothing of this is in trew: :func:`watch` wraps its functions,
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import mmap
@@ -13,7 +14,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "8bit": {"objective": {"preset": "grpo"}, "learner": {"optimizer": "adamw-8bit"}},
     "plain": {"objective": {"preset": "grpo", "beta": 0.01}, "kernels": "plain", "linear": "plain",
               "learner": {"microbatch_tokens": 60}},
+    "opd": {"objective": {"preset": "opd", "distill": 0.5},
+            "teacher": {"endpoint": "unix:{folder}/teacher.sock", "wait_s": 5}},
     "waits": {"objective": {"preset": "grpo"}, "checkpoint": {"every": 1, "background": False}},
 }  # fmt: skip
 
@@ -83,10 +86,28 @@ def recipe(folder: Path, kind: str, **sections: Any) -> Path:
     table = {**BASE, "model": str(folder / "model")}
     for name, value in [*KINDS[kind].items(), *sections.items()]:
         table[name] = {**table.get(name, {}), **value} if isinstance(value, dict) else value
+    if "teacher" in table:
+        table["teacher"] = {**table["teacher"], "endpoint": table["teacher"]["endpoint"].format(folder=folder)}
     table["rewards"] = [{"name": f"{folder}/reward.py:{name}"} for name in table.get("rewards", ["odd"])]
     path = folder / f"{kind}.toml"
     path.write_text(dump_table(table))
     return path
+
+
+@contextlib.contextmanager
+def served(folder: Path, kind: str) -> Iterator[None]:
+    """The server of the teacher that runs of this kind in ``folder`` learn from; nothing where they have none."""
+    if "teacher" not in KINDS[kind]:
+        yield
+        return
+    from fake_vllm import FakeVllm, serving
+    from trew.models.quiet import quiet
+
+    with quiet():
+        tiny.model("llama", seed=3, **tiny.wide("llama")).save_pretrained(folder / "teacher")
+    tiny.tokenizer().save_pretrained(folder / "teacher")
+    with serving(FakeVllm(folder / "teacher"), folder / "teacher.sock"):
+        yield
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -144,6 +165,12 @@ PHASES = (
 )  # fmt: skip
 INSTANTS = (*(f"{phase}/{when}" for phase in PHASES for when in ("before", "after")),
             "reward/within", "inner update/within", "metrics row/torn")  # fmt: skip
+OF_A_TEACHER = tuple(f"{phase}/{when}" for phase in ("meeting", "teacher", "answer") for when in ("before", "after"))
+
+
+def instants_of(kind: str) -> tuple[str, ...]:
+    """The instants that runs of a kind come to. ``answer``: that of a teacher's server about one completion."""
+    return (*INSTANTS, *(OF_A_TEACHER if "teacher" in KINDS[kind] else ()))
 
 
 def watch(control: Path) -> None:
@@ -153,9 +180,10 @@ def watch(control: Path) -> None:
     from trew.learner import Learner
     from trew.rewards.grading import Grading
     from trew.rollout import sync
+    from trew.rollout.vllm.teacher import EndpointTeacher
     from trew.runs import RunFolder, checkpoint_files, tensor_files
     from trew.runs import folder as run_module
-    from trew.training import loop, policy_program, watch
+    from trew.training import loop, policy_program, teaching, watch
     from trew.training import run as run_of_training
 
     instants = Instants(control)
@@ -188,7 +216,8 @@ def watch(control: Path) -> None:
         (run_of_training, "export", "export"), (RunFolder, "write_summary", "summary"),
         (run_of_training, "write_report", "report"), (sync.SyncRollouts, "next", "collecting"),
         (loop, "train", "between phases"), (loop, "update", "learning"),
-        (watch, "after_scoring", "watching"),
+        (watch, "after_scoring", "watching"), (teaching, "meet", "meeting"),
+        (EndpointTeacher, "logprobs", "teacher"), (EndpointTeacher, "_read", "answer"),
     ):  # fmt: skip
         instants.wrap(owner, name, phase)
     for owner, name, phase in (

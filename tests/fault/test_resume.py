@@ -25,6 +25,7 @@ KILLS = {
     "sets": ["reward/within:4", "learning/after:2", "manifest/before:1"],
     "all": ["inner update/within:5", "inner update/before:14"],
     "lora-8bit": ["tensors/after:2"],
+    "opd": ["meeting/after:1", "answer/before:9", "inner update/within:6", "teacher/after:2"],
 }  # fmt: skip
 STEPS = 4
 
@@ -42,15 +43,16 @@ def undisturbed(server, folder: Path, kind: str) -> Path:
     return whole
 
 
-@pytest.mark.parametrize("kind", tiers.some(KILLS, ("grpo", "all")))
+@pytest.mark.parametrize("kind", tiers.some(KILLS, ("grpo", "all", "opd")))
 def test_killed_and_resumed_equals_never_killed(server, folder, kind):
-    whole, cut = undisturbed(server, folder, kind), folder / f"{kind}-cut"
-    recipe = crashing.recipe(folder, kind, steps=STEPS)
-    for instant in KILLS[kind]:
-        code, output = crashing.run(server, folder, recipe, "--out", cut, "--resume", instant=instant)
-        assert code == -9, f"{instant} was not reached: {output}"
-    code, output = crashing.run(server, folder, recipe, "--out", cut, "--resume")
-    assert code == 0, output
+    with crashing.served(folder, kind):
+        whole, cut = undisturbed(server, folder, kind), folder / f"{kind}-cut"
+        recipe = crashing.recipe(folder, kind, steps=STEPS)
+        for instant in KILLS[kind]:
+            code, output = crashing.run(server, folder, recipe, "--out", cut, "--resume", instant=instant)
+            assert code == -9, f"{instant} was not reached: {output}"
+        code, output = crashing.run(server, folder, recipe, "--out", cut, "--resume")
+        assert code == 0, output
     assert differences(whole, cut) == []
 
 
