@@ -31,7 +31,7 @@ through the model's own forward; 0 to 0.6 was measured (`benchmarks/plan.py`).""
 
 
 WHOLE_STEP = 64
-"""Bytes of a token while the coefficients of a whole optimizer step are computed at once: up to 14 numbers of it, in float32."""
+"""Bytes of a token while the coefficients of a whole optimizer step are computed at once: up to 14 numbers of it."""
 
 
 @dataclass(frozen=True, slots=True)
