@@ -140,7 +140,8 @@ def test_every_preset_is_in_the_table_and_has_a_picture_and_a_section_with_every
         assert table.count(f"(images/objectives/{name}.svg)") == text.count(f"(images/objectives/{name}.svg)") == 1
         section = text.split(f"\n### `{name}`\n")[1].split("\n### ")[0]
         told = dict(re.findall(r"`(\w+) = ([^`]+)`", section.split("Defaults:")[1].splitlines()[0]))
-        defaults = {p.name: as_toml(p.default) for p in inspect.signature(build).parameters.values()}
+        every = {p.name: p.default for p in inspect.signature(build).parameters.values()}
+        defaults = {key: "unset" if value is None else as_toml(value) for key, value in every.items()}
         assert told == defaults, name
         assert f"```text\n{preset(name).equation()}\n```" in section, f"{name}: not what trew explain says"
         for heading in ("**Use it** ", "**Deviations:** "):
