@@ -109,6 +109,7 @@ class Transformer:
         for name in {layer.rope for layer in self.layers} - {None}:
             assert name is not None
             both = inner.rotary_emb(like, ids, name) if _by_layer_type(inner) else inner.rotary_emb(like, ids)
+            # cos and sin, each (1, positions, D) -> (2, positions, D).
             tables[name] = torch.stack([t[0] for t in both])
         return tables
 
@@ -123,9 +124,11 @@ def describe(model: Any, *, adapters: bool = False) -> Transformer | str:
 
     ``adapters`` also accepts peft's LoRA layers as linear layers; :func:`weight_of` gives their combined weight.
     """
+    # The class first: what follows reads attributes that only known classes have.
     if why_not := _unknown(model) or _unsupported_config(model):
         return why_not
     config, inner = model.config, model.model
+    # Head size and factor of scores are those of every layer.
     attention = inner.layers[0].self_attn
     made = Transformer(
         model=model,
@@ -197,9 +200,11 @@ def _attention_cap(model: Any) -> float:
 def weight_of(module: Any, *, empty: Callable[..., Tensor] = torch.empty) -> Tensor:
     """Returns the matrix (out, in) that a linear layer applies: its weight, or W + (alpha / rank) B A with adapters, in
     float32 memory that ``empty`` gives on the CPU."""
+    # type() and not isinstance: a subclass may multiply in another way.
     if type(module) is nn.Linear:
         return module.weight.detach()
     weight = module.get_base_layer().weight.detach()
+    # Disabled, the base alone counts; merged, its weight contains B A already.
     if module.disable_adapters or module.merged:
         return weight
     # A copy: the addition below must not change the base. float32: bfloat16 would round a small update away.
@@ -223,6 +228,7 @@ def add_low_rank(weight: Tensor, module: Any, adapter: str) -> None:
 def _is_linear(module: Any, *, adapters: bool) -> bool:
     if type(module) is nn.Linear:
         return True
+    # By name, so that peft need not be installed.
     lora = type(module).__name__ == "Linear" and type(module).__module__ == "peft.tuners.lora.layer"
     return adapters and lora and type(module.get_base_layer()) is nn.Linear
 
@@ -254,6 +260,7 @@ def _layer(layer: Any, number: int, config: Any, inner: Any) -> Layer:
         down=mlp.down_proj,
         mlp_after=_norm(layer.post_feedforward_layernorm) if sandwiched else None,
         window=window,
+        # SmolLM3 leaves the rotary embedding out of some layers.
         rope=rope if getattr(attention, "use_rope", True) else None,
     )
 

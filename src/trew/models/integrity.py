@@ -54,6 +54,7 @@ def depth_problems(stored: Iterable[StoredTensor], config: Mapping[str, Any], na
     """Finds a configuration with more layers than there are tensors. This comes before :func:`mismatches`, which needs
     the model built, if without weights: a million layers would take minutes."""
     asked, count = _layers(config), sum(1 for _ in stored)
+    # A layer has at least one tensor, so that fewer tensors than layers are never the whole model.
     if asked <= count:
         return []
     return [f"model: {name}: config.json asks for {asked} layers, the weight files hold {count} tensors; {_AGAIN}"]
@@ -169,9 +170,11 @@ def _first_not_finite(tensor: StoredTensor) -> int | None:
             if not read:
                 break  # the file shrank meanwhile: loading it will fail with an error
             numbers = np.frombuffer(buffer, kind, count=read // size)
+            # In place: the next read overwrites the buffer.
             np.left_shift(numbers, 1, out=numbers)
             if int(numbers.max()) >= least:
                 return seen // size + int((numbers >= least).argmax())
             seen += read
+            # Only whole numbers were checked: the next read starts with the first byte that was not.
             stream.seek(tensor.start + seen)
     return None

@@ -74,6 +74,7 @@ def check(
     """
     folder, problems = _locate_for_check(name, "model")
     if folder is not None:
+        # Weights on the hub are downloaded, and checked, when the model is loaded.
         there = files.is_path(name) or files.offline()
         problems += files.model_problems(folder, name, weights=there, kind=kind)
         problems += [] if problems else _damage(folder, name, notes if notes is not None else [])
@@ -112,6 +113,8 @@ def _damage(folder: Path, name: str, notes: list[str]) -> list[str]:
     except ModelError as error:
         return [str(error)]
     base = cast(Any, model.base_model)
+    # Tensors in a file are named from the whole model ("model.layers...") or from its base model ("h.0..."), depending
+    # on what was saved.
     parts = {part for owner in (model, base) for part, _ in owner.named_children()}
     problems, more = integrity.mismatches(info, stored, config, name, parts=parts)
     notes += more
@@ -119,6 +122,7 @@ def _damage(folder: Path, name: str, notes: list[str]) -> list[str]:
     ignored = {*(info.get("unexpected_keys") or ()), *dict(model.named_buffers())}
     patterns = list(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())
     weights = [t for t in stored if t.name not in ignored and not any(re.search(p, t.name) for p in patterns)]
+    # The check of numbers reads bits by type, so that it comes after the check of types.
     return problems + (integrity.type_problems(weights, name) or integrity.number_problems(weights, name))
 
 
@@ -263,10 +267,12 @@ def load_scorer(name: str, *, device: str = "cpu", dtype: str = "float32", new_h
     _refuse_adapter(name)
     with quiet(), _readable(name, "reward model"):
         source, local = _source(name), _is_local(name)
+        # The configuration decides the class: a token classifier, or a sequence classifier, new or not.
         config = AutoConfig.from_pretrained(source, trust_remote_code=False, local_files_only=local)
         head, _ = files.head_of(config.to_dict())
         fresh = new_head and not head
         if fresh:
+            # transformers shapes the head by the configuration: one label, one score.
             config.num_labels = 1
         auto: Any = AutoModelForTokenClassification if head == "token" else AutoModelForSequenceClassification
         loaded: Any = auto.from_pretrained(
@@ -306,6 +312,7 @@ def _refuse_damage(name: str) -> None:
     place = None if _is_local(name) else folder(name)
     if place is None:
         return
+    # Any kind: the caller has chosen its class, while the default would demand a causal model.
     problems = files.model_problems(place, name, weights=True, kind=lambda *_: [])
     if problems := problems or _damage(place, name, []):
         raise ModelError("\n".join(problems))
@@ -381,6 +388,7 @@ def made_buffers(config: PreTrainedConfig) -> dict[str, Tensor]:
 
     with init_empty_weights(include_buffers=False):
         model = skeleton(config, device="cpu")
+    # What state_dict() lacks, no file has: buffers that are not persistent.
     stored = model.state_dict()
     return {name: b for name, b in model.named_buffers() if name not in stored}
 
@@ -417,7 +425,9 @@ def export(
 
 def fill(plain: PreTrainedModel, tensors: Mapping[str, Tensor], *, like: PreTrainedModel) -> PreTrainedModel:
     """Gives a skeleton (:func:`skeleton`) the weights ``tensors``, and all else of the model ``like``."""
+    # assign: parameters on meta have no memory to copy into.
     plain.load_state_dict(dict(tensors), assign=True)
+    # The assignment has made two tensors of tied weights.
     plain.tie_weights()
     for name, buffer in list(plain.named_buffers()):  # buffers that no file holds: rotary tables
         owner, _, kind = name.rpartition(".")

@@ -63,6 +63,8 @@ class Adapters:
         """The adapters' tensors under peft's names, in a fixed order."""
         from peft import get_peft_model_state_dict
 
+        # False: by default peft looks up the base model's configuration, on the hub too, to see whether its vocabulary
+        # grew.
         return dict(sorted(get_peft_model_state_dict(self._peft, save_embedding_layers=False).items()))
 
     def save(self, folder: Path, tensors: Mapping[str, Tensor] | None = None) -> None:
@@ -259,6 +261,7 @@ def insert(model: PreTrainedModel, config: LoraConfig, *, name: str) -> Any:
         lora_alpha=config.alpha,  # pyright: ignore[reportArgumentType]  (annotated int, used as a factor)
         lora_dropout=config.dropout,
         target_modules=sorted({n.rpartition(".")[2] for n in chosen}),
+        # peft matches by suffix, which may be that of the output head too.
         exclude_modules=sorted({n for n, m in model.named_modules() if m is model.get_output_embeddings()}),
         fan_in_fan_out=any(isinstance(m, Conv1D) for m in chosen.values()),
         bias="none",
@@ -312,6 +315,7 @@ def fingerprint(model: nn.Module) -> str:
         if not p.requires_grad:
             some = p.detach().flatten()[:: max(1, p.numel() // _SAMPLED)].cpu().contiguous()
             digest.update(f"{name} {tuple(p.shape)} {p.dtype} ".encode())
+            # As bytes: numpy has no bfloat16.
             digest.update(some.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
@@ -332,6 +336,7 @@ def merged_tensors(adapters: Adapters) -> Iterator[tuple[str, Tensor]]:
     for name in dict.fromkeys([*dict(plain.named_parameters()), *plain.state_dict()]):
         owner, _, kind = name.rpartition(".")
         with torch.no_grad():  # not around the yield, which would leave it on for the caller
+            # A LoRA layer stands under the name of the linear layer that it replaced.
             tensor = _merged_tensor(adapters.model.get_submodule(owner), kind)
         yield name, tensor
 
@@ -340,6 +345,7 @@ def _plain(adapters: Adapters) -> PreTrainedModel:
     """The model without adapters and without weights."""
     config = copy.deepcopy(adapters.model.config)
     config.dtype = torch.float32
+    # The merged weights are float32: from_pretrained must not quantise them again.
     vars(config).pop("quantization_config", None)
     return loading.skeleton(config)
 
@@ -358,6 +364,7 @@ def _merged_tensor(owner: Any, kind: str) -> Tensor:
         value = dequantize_4bit(value.data, state)
     if kind != "weight":
         return full(value.detach()).float()
+    # copy: the addition below would change the base itself where it is float32.
     weight = full(value.detach()).to(torch.float32, copy=True)
     add_low_rank(weight, owner, NAME)
     return weight

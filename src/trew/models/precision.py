@@ -18,6 +18,7 @@ def in_float32(model: nn.Module) -> Iterator[None]:
     """Makes modules with weights in bfloat16 compute in float32 inside the block; converts the weights for each call,
     so that no float32 copy of the model exists."""
     # Whether sharded weights are gathered in bfloat16 is seen when the module is called.
+    # A module with a forward of its own is left alone: the end of the block would remove it.
     low = [
         module for module in model.modules()
         if "forward" not in module.__dict__
@@ -46,8 +47,11 @@ def converts_weights(module: nn.Module) -> None:
 def _converted(module: nn.Module, *args: Any, **named: Any) -> Any:
     own = {name: p for name, p in module._parameters.items() if p is not None and p.dtype == torch.bfloat16}
     converted: dict[str, Any] = {name: p.float() for name, p in own.items()}
+    # Into the table itself: assigning an attribute accepts Parameters only. p.float() keeps the path of the gradient to
+    # p.
     module._parameters.update(converted)
     try:
+        # The class's forward: the module's own is this function.
         return type(module).forward(module, *args, **named)
     finally:
         module._parameters.update(own)

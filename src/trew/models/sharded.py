@@ -46,6 +46,7 @@ def full(tensor: Tensor) -> Tensor:
 
 def like(part: Tensor, tensor: Tensor) -> Tensor:
     """``part``, which belongs to this rank's part of ``tensor``, sharded in the same way."""
+    # A scalar, such as an optimizer's count of steps, is whole on every rank.
     if is_sharded(part) or not is_sharded(tensor) or part.shape != tensor.to_local().shape or not part.dim():
         return part
     from torch.distributed.tensor import DTensor
