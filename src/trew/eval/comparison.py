@@ -85,6 +85,7 @@ def compare(
     by_name = {group.name: group for group in groups}
     base = by_name[baseline]
     others = [group for group in groups if group is not base]
+    # Fewer than two seeds in common give no spread, and so no interval.
     paired = [group for group in others if _enough(base.scores.keys() & group.scores.keys())]
     pairs = _common([base, *paired])
     if paired and not pairs:
@@ -110,6 +111,7 @@ def summary(group: GroupScores, *, level: float = LEVEL) -> GroupSummary:
 
 def _enough(pairs: set[Pair]) -> bool:
     """Whether some task has two seeds: a spread can be estimated."""
+    # groupby joins neighbours only, so that pairs are sorted: by task, then by seed.
     return any(len(list(of)) >= 2 for _, of in itertools.groupby(sorted(pairs), key=lambda pair: pair[0]))
 
 
@@ -134,6 +136,8 @@ def _nothing_common(groups: Sequence[GroupScores]) -> str:
 
 
 def _by_task(group: GroupScores, pairs: Sequence[Pair]) -> list[np.ndarray]:
+    # ``pairs`` are sorted by task: one array for each, with the seeds of all groups in one order, so that arrays
+    # subtract.
     return [
         np.array([group.scores[pair] for pair in of])
         for _, of in itertools.groupby(pairs, key=lambda pair: pair[0])
@@ -152,13 +156,16 @@ def _versus(
     if not paired:
         return []
     of_base = _by_task(base, pairs)
+    # scores[group][task] and of_base[task] are arrays over seeds.
     scores = [_by_task(group, pairs) for group in paired]
     differences = [[x - y for x, y in zip(group, of_base, strict=True)] for group in scores]
+    # One array (groups, seeds) for each task.
     stacked = [np.stack(task) for task in zip(*differences, strict=True)]
     intervals = seeds.simultaneous_intervals(stacked, level=level)
     p_values = seeds.holm([sign_flip(_weighted(d)) for d in differences])
     found = []
     for i, group in enumerate(paired):
+        # P(better) where lower scores are better compares their negatives.
         better, than = ([sign * x for x in tasks] for tasks in (scores[i], of_base))
         sd = _pooled_sd(differences[i])
         found.append(
@@ -181,6 +188,7 @@ def _versus(
 def _weighted(differences: Sequence[np.ndarray]) -> np.ndarray:
     """All differences, weighted so that their mean is the mean over tasks."""
     n = sum(d.size for d in differences)
+    # d_t n / (T n_t): the mean over all n values becomes the mean over T tasks of the mean over n_t seeds.
     return np.concatenate([d * (n / (len(differences) * d.size)) for d in differences])
 
 
@@ -189,6 +197,7 @@ def _verdict(
 ) -> Verdict:
     if not any(d.any() for d in differences):
         return "equal"
+    # The slack is for a p-value that equals 1 - level but for rounding.
     if interval.low <= 0 <= interval.high or p_value > 1 - level + 1e-12:
         return "not told apart"
     return "better" if sign * interval.mean > 0 else "worse"

@@ -105,6 +105,7 @@ def correct_by(*names: str, at: float = 1.0) -> Correct:
     """
 
     def correct(score: Score) -> bool | None:
+        # The first reward that belongs to the completion's data set; rewards of other sets have the status other_set.
         name = next((name for name in names if score.statuses.get(name) != "other_set"), names[0])
         if name not in score.parts:
             raise ConfigError(f"eval.correct_reward: got {name!r}, accepts {', '.join(score.parts)}")
@@ -147,6 +148,7 @@ def evaluate(
     start = time.perf_counter()
     groups = generate(prompts, n=samples, sampling=sampling, progress=progress)
     seconds = time.perf_counter() - start
+    # Before the rewards run: groups of other prompts would be scored without an error.
     _check(groups, prompts, samples)
     scored = rewards.score(groups)
     verdicts = [[correct(s) for s in group.scores] for group in scored]

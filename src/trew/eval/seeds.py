@@ -41,6 +41,7 @@ def mean_over_seeds(tasks: Sequence[ArrayLike], *, level: float = LEVEL) -> Inte
     mean = float(np.mean([x.mean() for x in values]))
     if any(x.size < 2 for x in values):
         return Interval(mean, math.nan, math.nan)
+    # parts[t] = s_t²/n_t / T², whose sum is V.
     parts = np.array([x.var(ddof=1) / x.size for x in values]) / len(values) ** 2
     if (variance := float(parts.sum())) == 0:
         return Interval(mean, mean, mean)
@@ -86,15 +87,18 @@ def probability_of_improvement(
     1.000 [0.501, 1.000]
     """
     pairs = list(zip(_tasks(scores), _tasks(than), strict=True))
+    # (m, 1) - (1, n) -> (m, n): the signs of all pairs. (mean + 1) / 2 counts a win 1, a tie one half.
     theta = float(np.mean([(np.sign(x[:, None] - y[None]).mean() + 1) / 2 for x, y in pairs]))
     z = normal_quantile(level)
 
     def gap(at: float) -> float:
         odds = (1 - at) / (2 - at) + at / (1 + at)
+        # Σ_t V_t without θ(1-θ); the mean over T tasks has the variance Σ_t V_t / T².
         variance = sum((1 + ((x.size + y.size) / 2 - 1) * odds) / (x.size * y.size) for x, y in pairs)
         return abs(theta - at) - z * math.sqrt(at * (1 - at) * variance) / len(pairs)
 
     inside = min(max(theta, 1e-12), 1 - 1e-12)  # at 0 and 1 the gap has a root that is no end of the interval
+    # The gap is positive at 0 and 1, and negative at θ̂: one root lies on either side.
     low = 0.0 if theta == 0 else _solve(gap, 0.0, inside)
     high = 1.0 if theta == 1 else _solve(gap, inside, 1.0)
     return Interval(theta, min(low, theta), max(high, theta))
@@ -120,6 +124,7 @@ def simultaneous_intervals(
     means = np.mean([d.mean(1) for d in values], axis=0)
     if any(d.shape[1] < 2 for d in values):
         return [Interval(float(m), math.nan, math.nan) for m in means]
+    # A comparison whose differences are all equal has no t: it stays out of the maximum, and its half width is 0.
     errors = _standard_errors(values)
     half = _max_t_quantile([d[errors > 0] for d in values], level, draws, seed) * errors
     return [Interval(float(m), float(m - h), float(m + h)) for m, h in zip(means, half, strict=True)]
@@ -142,10 +147,14 @@ def _max_t_quantile(values: Sequence[np.ndarray], level: float, draws: int, seed
     rng = np.random.default_rng(seed)
     roots = [_root(d) for d in values]
     largest = []
+    # In chunks: all draws at once would be draws x comparisons x seeds numbers.
     for _ in range(-(-draws // _CHUNK)):
+        # (C, C) @ (chunk, C, seeds) -> (chunk, C, seeds) for each task: normal data with the covariance of the
+        # comparisons.
         drawn = [
             root @ rng.standard_normal((_CHUNK, comparisons, d.shape[1])) for root, d in zip(roots, values, strict=True)
         ]
+        # (chunk, C): one t statistic for each draw and comparison, whose largest |t| counts.
         t = np.mean([x.mean(-1) for x in drawn], axis=0) / _standard_errors(drawn)
         largest.append(np.abs(t).max(-1))
     return float(np.quantile(np.concatenate(largest), level))
@@ -156,7 +165,9 @@ def _root(differences: np.ndarray) -> np.ndarray:
     n = differences.shape[1]
     covariance = np.atleast_2d(np.cov(differences))
     shrunk = covariance * (n - 2) / n
+    # The diagonal is put back: correlations shrink, variances do not.
     np.fill_diagonal(shrunk, covariance.diagonal())
+    # eigh and not Cholesky: a comparison without spread in one task leaves a zero on its diagonal.
     values, vectors = np.linalg.eigh(shrunk)
     return vectors * np.sqrt(np.clip(values, 0, None))
 
@@ -183,6 +194,7 @@ def least_pairs(comparisons: int, *, level: float = LEVEL) -> int:
     >>> least_pairs(1), least_pairs(11)
     (6, 9)
     """
+    # The slack is for a product that is a power of two but for rounding.
     return math.ceil(math.log2(2 * comparisons / (1 - level)) - 1e-9)
 
 
@@ -216,8 +228,10 @@ def pairs_needed(
     tail = (1 - level) / comparisons
 
     def enough(pairs: int) -> bool:
+        # δ = λ sd/√n falls with n, so that bisection finds the fewest.
         return _noncentrality(pairs - 1, tail, power) * sd / math.sqrt(pairs) <= difference
 
+    # Doubles until it is enough, then bisects between the last two.
     while not enough(high):
         low, high = high, 2 * high
     while low < high:
@@ -231,6 +245,7 @@ def _noncentrality(freedom: int, tail: float, power: float) -> float:
     from scipy.special import stdtrit
     from scipy.stats import nct
 
+    # The upper tail alone: where power matters, the other one is never reached.
     edge = float(stdtrit(freedom, 1 - tail / 2))
     return _solve(lambda at: float(nct.sf(edge, freedom, at)) - power, 0.0, 3 * edge + 10)
 

@@ -83,6 +83,7 @@ def cluster_interval(prompt_means: ArrayLike, *, samples: int, level: float = LE
         return wilson(0, 0, level=level)
     # A rounded mean outside [0, 1] would give a negative variance.
     mean = min(1.0, max(0.0, float(means.mean())))
+    # With one prompt no spread is known: the estimate below then falls to its least, n.
     variance_of_mean = float(means.var(ddof=1)) / n if n > 1 else math.inf
     binomial = mean * (1 - mean)
     if binomial == 0:
@@ -176,6 +177,7 @@ def stratified_bootstrap(
         raise ValueError("stratified_bootstrap: needs at least one stratum, and one value in each")
     # scipy.stats.bootstrap refuses strata of one value; a task with one seed is allowed here.
     rng = np.random.default_rng(seed)
+    # Indices (resamples, values of the stratum) -> drawn (resamples, all values).
     drawn = np.concatenate([g[rng.integers(0, g.size, (resamples, g.size))] for g in groups], axis=1)
     low, high = np.quantile(statistic(drawn, axis=-1), [(1 - level) / 2, (1 + level) / 2])
     return Interval(float(statistic(np.concatenate(groups))), float(low), float(high))
@@ -223,9 +225,11 @@ def paired_difference(
     # corrcoef of a constant is NaN; without spread there is no correlation to use.
     rho = float(np.corrcoef(x, y)[0, 1]) if x.std() > 0 and y.std() > 0 else 0.0
     d = a.mean - b.mean
+    # (a - l_a) and (u_b - b) are the sides that can lower d; the other two can raise it.
     low = d - _square_and_add(a.mean - a.low, b.high - b.mean, rho)
     high = d + _square_and_add(b.mean - b.low, a.high - a.mean, rho)
     better, worse = int((y > x).sum()), int((y < x).sum())
+    # On 0/1 values the sign-flip test is the binomial test of the changed prompts, exact at any size.
     if np.isin(x, (0, 1)).all() and np.isin(y, (0, 1)).all():
         p = _mcnemar(better, worse)
     else:
