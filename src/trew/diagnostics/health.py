@@ -46,6 +46,7 @@ class Facts:
             given = table.get(section)
             given = given if isinstance(given, Mapping) else {}
             return {
+                # In the type of the default: 3 may be written where a float is meant.
                 k: type(v)(given[k])
                 for k, v in wanted.items()
                 if (number := finite(given.get(k))) is not None and abs(number) < 2**53  # no more can be counted to
@@ -56,6 +57,7 @@ class Facts:
         half = isinstance(learner, Mapping) and learner.get("dtype") == "bfloat16"
         health = HealthConfig(**known("health", dataclasses.asdict(default.health)))
         return Facts(
+            # The file may have been edited or damaged: the defaults, rather than no report.
             HealthConfig() if health.problems() else health,
             **known("rollout", {k: getattr(default, k) for k in ("completions", "max_tokens", "stale_steps")}),
             **known("cluster", {"staleness": default.staleness}),
@@ -82,6 +84,7 @@ class History:
 
     def __init__(self, config: HealthConfig) -> None:
         self.first: list[Row] = []
+        # The longest look back of any rule.
         self.last: deque[Row] = deque(maxlen=max(config.window, config.no_signal, AGAIN))
         self.window = config.window
 
@@ -181,6 +184,7 @@ def truncated(h: History, f: Facts) -> str:
 
 def length(h: History, f: Facts) -> str:
     before, now = h.at_first("completion_length"), h.mean("completion_length")
+    # None, or a mean of 0, which has no ratio.
     if not before or not now or 1 / f.health.length < now / before < f.health.length:
         return ""
     was, right = h.at_first("accuracy"), h.mean("accuracy")
@@ -215,6 +219,7 @@ def clipped(h: History, f: Facts) -> str:
 
 def mismatch(h: History, f: Facts) -> str:
     values = h.newest("canary_gap")
+    # The setting is meant for bfloat16; what float32 rounds is a hundredth of it.
     if not values or min(values) < f.health.mismatch * (1.0 if f.dtype == "bfloat16" else 0.01):
         return ""
     return f"log-probs of sampler and learner at the same weights differ by {values[-1]:.3g} nats, mean over tokens"
@@ -325,11 +330,14 @@ class Health:
         """Returns the warnings that are due after this row; ignores rows of evaluations."""
         if "eval_accuracy" in row:
             return []
+        # Only what rules read: the history is part of every checkpoint.
         self._history.add(_plain(row))
         config, step = self.facts.health, int(row["step"])
+        # 0 switches a rule off; a rule without a setting of its name is always on.
         on = {name: rule for name, rule in RULES.items() if getattr(config, name, 1)}
         texts = {name: text for name, rule in on.items() if (text := rule(self._history, self.facts))}
         self.holding = tuple(texts)
+        # A rule that stops holding and holds again is not told anew within the cooldown.
         due = [name for name in texts if name not in self._told or step - self._told[name] >= config.cooldown]
         self._told |= dict.fromkeys(due, step)
         found = [HealthWarning(step, name, f"{texts[name]}. {_sentence(ADVICE[name])}") for name in due]

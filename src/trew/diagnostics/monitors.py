@@ -24,13 +24,16 @@ LARGEST = 1e100  # rewards count as at most this: their squares, and sums of tho
 
 ORDER_Z = 5.0  # standard errors
 ORDER_SHARE = 0.1  # of the rewards' standard deviation within a group
+# Several answers: warns at the share SEVERAL, or at SEVERAL_RISEN after a rise by SEVERAL_RISE.
 SEVERAL, SEVERAL_RISE = 0.5, 0.15
 SEVERAL_RISEN = 0.2
 IDENTICAL = 0.5
 EXITS = 0.1
 DISAGREE = 0.1
+# A gap of the groups' mean length, and lengths that many times, or one part in so many, as at first.
 LENGTH_GAP, LENGTH_RATIO = 0.3, 1.5
 
+# What states an answer, and in programs what ends them.
 _MARKS = ("\\boxed{", "####", "<answer>")
 _CODE = re.compile(r"```(?:python|py)[ \t]*\n")
 _EXIT = re.compile(r"\b(?:sys\.exit|os\._exit|os\.abort|os\.kill|exit|quit)[ \t]*\(|\braise[ \t]+SystemExit\b")
@@ -106,10 +109,12 @@ def _halves(name: str, lists: Sequence[Sequence[float]]) -> Metrics:
     difference = variance = deviation = 0.0
     count = 0
     for values in lists:
+        # Fewer than two values have no halves. Of an odd number the second half is the larger.
         n, half = len(values), len(values) // 2
         if not half:
             continue
         mean = sum(values) / n
+        # S² of the group, and S² (1/n₁ + 1/n₂), the variance of the difference if the split is random.
         square = sum((v - mean) ** 2 for v in values) / (n - 1)
         difference += sum(values[:half]) / half - sum(values[half:]) / (n - half)
         variance += square * (1 / half + 1 / (n - half))
@@ -149,6 +154,7 @@ def identical(scored: Sequence[ScoredGroup]) -> Metrics:
 
 def exits(scored: Sequence[ScoredGroup]) -> Metrics:
     """The share of programs (last ```` ```python ```` block) that end themselves, as by ``os._exit``."""
+    # The last block, up to its closing fence.
     programs = [
         _CODE.split(c.text)[-1].split("```")[0] for g in scored for c in g.group.rollouts if _CODE.search(c.text)
     ]
@@ -195,6 +201,7 @@ def _gap_in(pairs: Sequence[tuple[float, int]]) -> float | None:
     """A group's gap from its (reward, length) pairs; None if the rewards are all equal, or no completion has tokens."""
     mean = sum(v for v, _ in pairs) / max(len(pairs), 1)
     above, below = [n for v, n in pairs if v > mean], [n for v, n in pairs if v < mean]
+    # Lengths relative to the group's mean: groups of short and of long completions count alike.
     size = sum(n for _, n in pairs) / max(len(pairs), 1)
     if not above or not below or not size:
         return None
@@ -223,6 +230,7 @@ class Monitors:
         self._last.append(figures)
         if len(self._first) < WINDOW:
             self._first.append(figures)
+        # Variances and deviations are inputs of the tests alone, and the length is in the row already.
         shown = {
             f"monitor/{name}": total / count
             for name, (total, count) in figures.items()
@@ -230,6 +238,7 @@ class Monitors:
         }
         warnings = []
         for name, text in self.suspicions().items():
+            # -QUIET: what was never told is due at once.
             if step - self._told.get(name, -QUIET) >= QUIET:
                 self._told[name] = step
                 warnings.append(f"{text}. {self._advice(name)}")
@@ -241,6 +250,7 @@ class Monitors:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restores what :meth:`state` returned."""
+        # A checkpoint has lists where the figures are pairs.
         kept: dict[str, list[Metrics]] = {
             part: [{name: (v[0], v[1]) for name, v in step.items()} for step in state[part]]
             for part in ("last", "first")
@@ -254,6 +264,8 @@ class Monitors:
             order(scored), several_answers(scored), identical(scored), exits(scored), lengths(scored),
             disagreement(scored, self._rewards),
         ]  # fmt: skip
+        # Where prompts come in an order of their own, such as that of difficulty, its effect says nothing about the
+        # reward.
         return reduce_metrics([*parts, rows(scored)] if self._shuffled else parts)
 
     def suspicions(self) -> dict[str, str]:
@@ -287,9 +299,12 @@ def _order_effect(now: Mapping[str, tuple[float, float]], name: str, what: str) 
     """Describes the effect of the order where it is not due to chance; empty otherwise."""
     difference, count = now.get(name, (0.0, 0.0))
     variance, deviation = now.get(f"{name}_variance", (0.0, 0.0))[0], now.get(f"{name}_deviation", (0.0, 0.0))[0]
+    # Counted in groups for ``order``, in steps for ``rows``: a step is one split of its prompts.
     if count < (LEAST // 4 if name == "order" else WINDOW // 2) or variance <= 0:
         return ""
+    # Sums over independent splits: z = Σ d / √(Σ var d).
     z = difference / math.sqrt(variance)
+    # Significant and large: over thousands of groups a tiny effect is significant too.
     if abs(z) < ORDER_Z or abs(difference) < ORDER_SHARE * deviation:
         return ""
     return f"the first {what} scores {difference / count:+.3f} against the second ({abs(z):.0f} standard errors)"
@@ -297,6 +312,7 @@ def _order_effect(now: Mapping[str, tuple[float, float]], name: str, what: str) 
 
 def _several_answers(now: Mapping[str, Any], first: Mapping[str, Any]) -> str:
     share, before = _mean(now, "several_answers"), _mean(first, "several_answers")
+    # Below SEVERAL only a rise counts: the model may have listed answers from the start.
     risen = share >= SEVERAL_RISEN and share - before >= SEVERAL_RISE
     if share < SEVERAL and not risen:
         return ""
@@ -320,6 +336,7 @@ def _disagreement(now: Mapping[str, Any], reward: Reward) -> str:
 
 def _length_gap(now: Mapping[str, Any], first: Mapping[str, Any]) -> str:
     gap, ratio = _mean(now, "length_gap", least=LEAST // 4), _ratio(now, first)
+    # How far lengths have moved in the direction that the reward prefers.
     drift = ratio if gap > 0 else 1 / ratio if ratio else math.inf
     if abs(gap) < LENGTH_GAP or drift < LENGTH_RATIO:
         return ""
@@ -331,9 +348,11 @@ def _length_gap(now: Mapping[str, Any], first: Mapping[str, Any]) -> str:
 
 def _mean(figures: Mapping[str, Any], name: str, *, least: float = LEAST) -> float:
     total, count = figures.get(name, (0.0, 0.0))
+    # Too few to say anything counts as 0, which is below every limit.
     return total / count if count >= least else 0.0
 
 
 def _ratio(now: Mapping[str, Any], first: Mapping[str, Any]) -> float:
     before = _mean(first, "length")
+    # A length that is not known yet, or is 0, has not moved.
     return _mean(now, "length") / before if before else 1.0

@@ -23,6 +23,7 @@ def outcome(rows: Sequence[Row], table: Mapping[str, Any]) -> list[str]:
     Nothing was learned: the only step had no gradient, so the weights are as they were. All comple
     """
     steps = [row for row in rows if not is_evaluation(row)]
+    # A norm that is nan is read as None, which is not 0; rows without one made no update.
     if not steps or any(finite(row.get("grad_norm")) != 0 for row in steps if "grad_norm" in row):
         return []
     what = "the only step had no gradient" if len(steps) == 1 else f"none of the {len(steps)} steps had a gradient"
