@@ -47,6 +47,7 @@ class Regime:
                 for share in REACHED]  # fmt: skip
 
     def _best(self, task: str) -> float:
+        # An algorithm without a run of the task has no mean there.
         means = [np.mean([r.final for r in rows if r.task == task]) for rows in self.rows.values()
                  if any(r.task == task for r in rows)]  # fmt: skip
         return float(max(means))

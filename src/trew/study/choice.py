@@ -27,6 +27,7 @@ class Tuned:
     @property
     def best(self) -> int:
         """The index of the chosen value: the one with the largest mean area; of equals, the smallest value."""
+        # argmax takes the first of equals, and values are in ascending order (design.load).
         return int(np.argmax(self.areas))
 
     @property
@@ -42,6 +43,7 @@ class Tuned:
         1.0
         """
         good = [area >= GOOD * self.areas[self.best] for area in self.areas]
+        # Without gaps: a good value beyond a bad one does not widen the range.
         low = high = self.best
         while low > 0 and good[low - 1]:
             low -= 1
@@ -54,6 +56,7 @@ class Tuned:
         """The share of the best area that is left at three times the chosen value (the next of half decades); None if
         that was not tried."""
         best = self.values[self.best]
+        # A half decade is a factor of 3.16, which grids round: 0.001, 0.003, 0.01.
         for value, area in zip(self.values, self.areas, strict=True):
             if 2.5 <= value / best <= 4:
                 return area / self.areas[self.best] if self.areas[self.best] else None
@@ -65,6 +68,7 @@ def tuned_of(cells: Iterable[Cell], values: tuple[float, ...], rows: Iterable[Ro
     by_cell: dict[Cell, dict[float | None, list[Row]]] = {}
     for row in rows:
         by_cell.setdefault(row.run.cell, {}).setdefault(row.value, []).append(row)
+    # Only cells where every value has a run: the best of some values is no choice.
     return {cell: _of(values, found) for cell in cells if (found := by_cell.get(cell)) and set(found) >= set(values)}
 
 
@@ -72,6 +76,8 @@ def choose(study: Study, rows: Iterable[Row]) -> dict[Cell, float | None]:
     """The value of every cell that is tuned completely: the one with the largest mean area under the held-out curve."""
     tuning = [row for row in rows if row.seed in study.tuning]
     counts = Counter(row.run.cell for row in tuning)
+    # Every seed at every value: a run that ends later could still change the choice, and with it which runs are
+    # reported.
     whole = [cell for cell in study.cells if counts[cell] == len(study.values) * len(study.tuning)]
     return {cell: found.values[found.best] for cell, found in tuned_of(whole, study.values, tuning).items()}
 

@@ -52,6 +52,8 @@ class Conduct:
             for line in History.read(self.out).note(self.study, runs=len(self.rows)):
                 self.say(f"note: {line}")
             self.say(self.forecast())
+            # ``chosen`` is read after the tuning runs, which decide it, and is written down before the first run that
+            # is reported.
             self._all(pool, tuning_runs(self.study, self.cells))
             if not self.time_is_over:
                 self.say_choices()
@@ -67,12 +69,16 @@ class Conduct:
     def _prepared(self) -> Iterator[Pool]:
         """Holds the folder, and has checked everything."""
         self.out.mkdir(parents=True, exist_ok=True)
+        # First of all: two processes in one folder would train the same runs.
         lock = Lock(self.out / STUDY_LOCK)
         try:
             with Pool(self.jobs).open() as pool:
+                # Results of other parts are read before models are made: a wrong path shows at once.
                 given = [*map(earlier.Earlier.read, self.given)]
                 self.make_models(pool)
                 self.check(pool)
+                # After the models, whose weights are compared; before the runs are collected, as these may be among the
+                # results.
                 self.add(given)
                 self.collect()
                 self.say_parts()
@@ -106,11 +112,13 @@ class Conduct:
             self.models[task] = self._known_model(task)
             if not self.models[task]:
                 self.say(f"making the model for {task}")
+                # Any regime and algorithm: the model is made for the task's data.
                 cell = Cell(task, next(iter(self.study.regimes)), next(iter(self.study.algorithms)))
                 overrides = self.overrides(Run(cell, self._any_value, 0))
                 arguments = (self.study.base, overrides, self.study.warm, self._model(task))
                 jobs.append(Job(task, work.make_model, arguments, about.with_suffix(".log"), about))
         for job, found in pool.run(jobs):
+            # With the design, by which a later call knows whether the model is still the one that is wanted.
             self.models[job.name] = found["model"] | {"design": self.model_design(job.name)}
             write_json(job.result, {"model": self.models[job.name]})
             job.log.unlink(missing_ok=True)
@@ -154,6 +162,7 @@ class Conduct:
         if run in self.rows:
             return
         place = self.place(run)
+        # A run in this folder counts before one that was made elsewhere.
         if place.state() in _FINAL:
             self.rows[run] = read_row(run, place)
         elif (row := self._elsewhere(run, place.fingerprint)) is not None:
@@ -168,6 +177,7 @@ class Conduct:
     def chosen(self) -> dict[Cell, float | None]:
         """The tuned setting's value of every cell for which it is known."""
         if not self.study.tuned:
+            # None: every cell has the recipe's own value, and a run without a tuned setting.
             return dict.fromkeys(self.study.cells)
         return choose(self.study, self.rows.values())
 
@@ -192,6 +202,7 @@ class Conduct:
         return known if known.get("design") == self.model_design(task) and self._model(task).is_dir() else {}
 
     def model_design(self, task: str) -> str:
+        # Everything that the model is made from.
         return results.digest([self.study.to_json()[key] for key in ("warm", "set", "recipe")], self.study.tasks[task])
 
     @property
@@ -208,6 +219,7 @@ class Conduct:
         """Runs what has not ended, in order, and reports as it goes."""
         todo = [run for run in runs if run not in self.rows]
         by_folder = {str(self.out / run.folder): run for run in todo}
+        # In the order in which runs end.
         for job, found in pool.run(self._jobs_of(todo)):
             run = by_folder[job.name]
             place = self.place(run)
@@ -221,10 +233,12 @@ class Conduct:
                 self.report()
 
     def _jobs_of(self, runs: Sequence[Run]) -> Iterator[Job]:
+        # A generator: the pool asks for a run when a process is free, so that the clock is read just before each start.
         for run in runs:
             if self.time_is_over:
                 self.say("the time is over: no more runs are started; the same command goes on")
                 return
+            # Before begin(), which removes the file that the state is read from.
             place = self.place(run)
             resume = place.state() == "half"
             arguments = (self.study.base, self.overrides(run), str(place.folder))

@@ -58,8 +58,10 @@ class Study:
 
     def to_json(self) -> dict[str, Any]:
         """The design as plain values, without the place of the recipe."""
+        # The place of the base recipe differs between machines; its content is in ``recipe``.
         plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("base", "warm")}
         warm = None if self.warm is None else {f.name: getattr(self.warm, f.name) for f in fields(self.warm)}
+        # Through JSON, so that it equals a design that was read from a file.
         return json.loads(json.dumps(plain | {"warm": warm}))
 
     @staticmethod
@@ -84,6 +86,7 @@ class Study:
     def overrides(self, run: Run) -> list[str]:
         """The settings of a run beside the base recipe's, as ``--set`` takes them."""
         cell = run.cell
+        # Later entries win: set, task, regime, algorithm, then what varies from run to run.
         table = {
             **self.set, **self.tasks[cell.task], **self.regimes[cell.regime], **self.algorithms[cell.algorithm],
             **({} if run.value is None else {self.tuned: run.value}), "seed": run.seed,
@@ -149,6 +152,7 @@ def only(study: Study, wanted: str) -> list[Cell]:
             f"--only: got {unknown[0]!r}{nearest(unknown[0], names)}, accepts names of tasks, regimes and algorithms "
             f"with / between them, as off/sums: {', '.join(names)}"
         )
+    # Names differ over all kinds (_parts_problems), so that a part need not say its kind.
     cells = [c for c in study.cells if all(part in (c.task, c.regime, c.algorithm) for part in parts)]
     if not cells:
         raise ConfigError(f"--only: got {wanted!r}, which names no cell: give at most one name of each kind")
@@ -168,6 +172,7 @@ def load(path: Path) -> Study:
     tune = table.get("tune", {})
     tuned, values = next(iter(flatten(tune).items()), ("", []))
     recipe = read_table(base)
+    # Where the base recipe writes its own runs is no part of the design.
     recipe.pop("out", None)
     return Study(
         name=table["name"], base=base, baseline=table["baseline"], question=table.get("question", ""),
@@ -205,6 +210,7 @@ def _shape(table: Mapping[str, Any]) -> list[str]:
     for key in ("set", "tune", "warm"):
         if not isinstance(table.get(key, {}), dict):
             found.append(f"{key}: got {table[key]!r}, accepts a table")
+    # The parts are read only where their tables have the right form.
     return found or [*_parts_problems(table), *_tune_problems(table)]
 
 
@@ -260,6 +266,7 @@ def _parts_problems(table: Mapping[str, Any]) -> list[str]:
 def _own_problems(where: str, overrides: Overrides, table: Mapping[str, Any]) -> list[str]:
     """Settings that the study gives each run itself."""
     tuned = list(flatten(table.get("tune", {})))
+    # The study makes the model, and with it tokenizer and template.
     own = [*_OWN, *(["model", "tokenizer", "chat_template"] if "warm" in table else [])]
     found = [
         f"{where}: sets {key}, which the study gives each run itself; remove it" for key in overrides if key in own
@@ -276,6 +283,7 @@ def _tune_problems(table: Mapping[str, Any]) -> list[str]:
         return []
     ((_, values), *more) = tune.items()
     numbers = isinstance(values, list) and all(type(v) in (int, float) and v > 0 for v in values)
+    # Values that print alike would share a folder (Run.folder).
     if more or not numbers or len({f"{v:g}" for v in values}) < max(2, len(values)):
         return [f"tune: got {table['tune']!r}, accepts one setting with two different numbers above 0 or more"]
     return []

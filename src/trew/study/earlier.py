@@ -56,6 +56,7 @@ class Earlier:
     def settings(self, run: Run, base: Path) -> str:
         """The settings of a run of this part, as ``states.fingerprint`` gives them; empty if this trew refuses them.
         Files that a recipe names are relative to ``base``."""
+        # apply_overrides() changes the table.
         table = copy.deepcopy(dict(self.study.recipe))
         try:
             apply_overrides(table, self.study.overrides(run))

@@ -79,6 +79,7 @@ class Pool:
 
     def _start(self, job: Job, attempt: int) -> None:
         job.result.parent.mkdir(parents=True, exist_ok=True)
+        # What an earlier process of this job left must not pass for this one's result.
         job.result.unlink(missing_ok=True)
         process = self._context.Process(target=work.child, args=(job.log, job.result, job.function, *job.arguments))
         process.start()
@@ -91,6 +92,8 @@ class Pool:
         try:
             found = json.loads(job.result.read_bytes())
         except (OSError, ValueError):
+            # Python's own exit code for an uncaught error: another try would end in the same way. Killed processes have
+            # others.
             if process.exitcode == 1:
                 raise StudyError(
                     f"{job.name}: ended with an error that is not trew's; its output is {job.log}"
@@ -108,6 +111,7 @@ class Pool:
         return job, found
 
     def _end(self) -> None:
+        # All are asked first, so that they save their work at the same time.
         for process, _, _ in self._running.values():
             process.terminate()
         for process, _, _ in self._running.values():

@@ -159,6 +159,7 @@ def _conduct_table(regime: Regime) -> Table:
             "tokens", "updates"]  # fmt: skip
     rows = []
     for name, of in regime.rows.items():
+        # None at the end, or 0 at the start, has no ratio.
         ratios = [row.entropy[1] / row.entropy[0] for row in of if row.entropy[0] and row.entropy[1] is not None]
         rows.append(
             [name, *(f"{count:.0f}" for count in regime.reached(name)), _mean(ratios), _mean([r.kl for r in of]),

@@ -19,13 +19,16 @@ def assemble(
 ) -> dict[str, Any]:
     """Everything as plain values, in an order that does not depend on when a run ended."""
     ordered = sorted(rows, key=lambda row: (row.seed, row.task, row.regime, row.algorithm, row.value or 0.0))
+    # Runs at a value that is no longer chosen stay on the disk, and are not reported.
     counted = [row for row in ordered if row.seed not in study.tuning and _is_chosen(row, chosen)]
     return {
         "study": study.name,
         "digest": study.digest,
         "design": study.to_json(),
         "changed": history.lines(),
+        # Empty for a design that never changed: ``design`` says it all.
         "history": list(history.designs) if len(history.designs) > 1 else [],
+        # ``design`` is only for the study's own folder, to know its models again.
         "models": {task: {k: v for k, v in about.items() if k != "design"} for task, about in models.items()},
         "chosen": {cell.name: value for cell, value in sorted(chosen.items())},
         "machine": {"python": platform.python_version(), "system": platform.platform(terse=True)},

@@ -76,12 +76,14 @@ def read_row(run: Run, place: Place) -> Row:
     """The figures of a run that has ended. Raises DataError if its folder does not have them."""
     data, result = load_run(place.folder), place.read_result()
     evals = sorted((row["step"], row["eval_accuracy"]) for row in data.rows if row.get("eval_accuracy") is not None)
+    # Notes name lines that could not be read: figures without them would be wrong, and look right.
     if not evals or data.notes:
         raise DataError(f"{place.folder}: {'; '.join(data.notes) or 'has no evaluation'}; remove it, and it runs again")
     trained = [row for row in data.rows if "eval_accuracy" not in row]
     steps, accuracy = zip(*evals, strict=True)
     completions, tokens = zip(*(_sampled(data, trained, until=step) for step in steps), strict=True)
     error = str(result.get("failed", ""))
+    # Without the evaluation before the first step, unless there is no other.
     final = float(np.mean(accuracy[1:][-LAST:] or accuracy))
     return Row(
         task=run.cell.task, regime=run.cell.regime, algorithm=run.cell.algorithm, value=run.value, seed=run.seed,

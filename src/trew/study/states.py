@@ -44,6 +44,7 @@ class Place:
     def state(self) -> State:
         """``done`` and ``failed`` are final: the run has these settings, and ended by itself. ``half`` has a checkpoint
         from which it goes on. Anything else starts again, in a folder that is made anew."""
+        # An unfinished run with other settings is made anew; one that has ended is put aside by begin().
         if not self.folder.is_dir() or self._own() != self.fingerprint:
             return "new"
         if (self.folder / "summary.json").exists():
@@ -86,6 +87,8 @@ class Place:
 
     @property
     def _known(self) -> str:
+        # What the folder does not say is taken from the wanted fingerprint: whether the recipe named rewards, and the
+        # weights' hash.
         return self.fingerprint.partition(" ")[2]
 
 
@@ -101,11 +104,15 @@ def fingerprint(config: Config, *, model: str = "") -> str:
 
 
 def _hashed(config: Config, note: str) -> str:
+    # Redacted, as config.toml in the folder is.
     table = tomllib.loads(redact_config(dumps(config)))
     judged, _, model = note.partition(" ")
+    # Default rewards are spelled out in a run's folder and absent from the recipe: left out of both.
     plain = {key: value for key, value in table.items() if not (key == "rewards" and judged == "default")}
+    # Two settings that are free elsewhere: threads decide the order of sums, eval.every the points of the curve.
     flat = {k: v for k, v in flatten(plain).items() if not is_free(k) or k in ("threads", "eval.every")}
     if model:
+        # By content: the same weights may lie in another folder.
         flat["model"] = model
     hashed = hashlib.sha256(json.dumps(flat, sort_keys=True).encode()).hexdigest()[:16]
     return f"{hashed} {note}"

@@ -47,6 +47,7 @@ def make(config: Config, warm: Warm, folder: Path) -> dict[str, Any]:
     data = episodes.dataset(dataclasses.replace(config, seed=warm.seed))
     rows = [_encoded(prompt, Renderer(made)) for prompt in data.train]
     ids, answers = _padded(rows)
+    # The model draws its weights from torch's global generator, which the fork puts back.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(warm.seed)
         model = LlamaForCausalLM(_shape(warm, len(made), longest=ids.shape[1]))
@@ -68,6 +69,7 @@ def make(config: Config, warm: Warm, folder: Path) -> dict[str, Any]:
 def tokenizer() -> PreTrainedTokenizerFast:
     """One token for each character of ``CHARACTERS``. A chat is its contents and a line break."""
     vocabulary = {token: i for i, token in enumerate([_PAD, _END, *CHARACTERS])}
+    # No text holds another character: _encoded refuses it.
     inner = Tokenizer(models.WordLevel(vocabulary, unk_token=_PAD))
     inner.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     inner.decoder = decoders.Fuse()
@@ -92,6 +94,7 @@ def _encoded(prompt: Prompt, renderer: Renderer) -> tuple[list[int], list[int]]:
 
 def _padded(rows: Sequence[tuple[list[int], list[int]]]) -> tuple[Tensor, Tensor]:
     """All rows with padding at their ends, and which tokens are answers."""
+    # (rows, longest): the prompt, the answer, then padding (0 is _PAD).
     longest = max(len(prompt) + len(answer) for prompt, answer in rows)
     ids, answers = torch.zeros(len(rows), longest, dtype=torch.long), torch.zeros(len(rows), longest, dtype=torch.bool)
     for i, (prompt, answer) in enumerate(rows):
@@ -104,6 +107,7 @@ def _shape(warm: Warm, vocabulary: int, *, longest: int) -> LlamaConfig:
     return LlamaConfig(
         vocab_size=vocabulary, hidden_size=warm.hidden, intermediate_size=warm.intermediate,
         num_hidden_layers=warm.layers, num_attention_heads=warm.heads, num_key_value_heads=warm.heads,
+        # 0 and 1 are the places of _PAD and _END in the vocabulary.
         max_position_embeddings=max(128, 4 * longest), tie_word_embeddings=True, bos_token_id=None, eos_token_id=1,
         pad_token_id=0,
     )  # fmt: skip
@@ -113,14 +117,17 @@ def _train(model: LlamaForCausalLM, ids: Tensor, answers: Tensor, warm: Warm) ->
     """Supervised steps on the answers; the number of steps, and the mean probability of a right answer after them."""
     draws = torch.Generator().manual_seed(warm.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=warm.lr, weight_decay=0.0)
+    # The first problems, the same at every look: the stopping step does not depend on draws.
     probed = torch.arange(min(_PROBED, len(ids)))
     for step in range(warm.steps + 1):
         if step % _EVERY == 0 or step == warm.steps:
             with torch.no_grad():
+                # Sum over the answer's tokens, exp: the probability of the whole answer, without sampling.
                 reached = float(_logprobs(model, ids, answers, probed).sum(-1).exp().mean())
             if reached >= warm.accuracy or step == warm.steps:
                 return step, reached
         drawn = torch.randint(len(ids), (warm.batch,), generator=draws)
+        # The mean over the answers' tokens of the batch.
         loss = -_logprobs(model, ids, answers, drawn).sum() / answers[drawn].sum()
         optimizer.zero_grad()
         loss.backward()
@@ -131,5 +138,6 @@ def _train(model: LlamaForCausalLM, ids: Tensor, answers: Tensor, warm: Warm) ->
 def _logprobs(model: LlamaForCausalLM, ids: Tensor, answers: Tensor, rows: Tensor) -> Tensor:
     """The log-probs of the answers' tokens; 0 elsewhere. Padding comes last, so that no answer sees it."""
     tokens = ids[rows]
+    # (rows, longest, vocabulary) -> (rows, longest - 1): position t scores token t + 1.
     logprobs = torch.log_softmax(model(input_ids=tokens).logits[:, :-1].float(), -1)
     return logprobs.gather(-1, tokens[:, 1:, None])[..., 0] * answers[rows][:, 1:]

@@ -43,6 +43,7 @@ def child(log: Path, result: Path, work: Callable[..., dict[str, Any]], *argumen
         found = work(*arguments)
     except TrewError as error:
         found = {"error": redact(str(error)), "kind": type(error).__name__}
+    # The log is this process's stdout: its buffer must be in it before the result says that all is done.
     sys.stdout.flush()
     found |= {"seconds": round(time.monotonic() - started, 2), "load": round(os.getloadavg()[0], 2)}
     found["cpu_seconds"] = round(time.process_time(), 2)
@@ -93,6 +94,7 @@ def check(recipe: Path, cells: Sequence[tuple[str, Sequence[str]]]) -> dict[str,
     for name, overrides in cells:
         problems = Problems()
         if plan := problems.attempt(lambda overrides=overrides: planning.plan(planning.read(recipe, overrides))):
+            # A plan may have started processes for its rewards.
             plan.rewards.close()
         for problem in problems:
             found.setdefault(problem, []).append(name)
