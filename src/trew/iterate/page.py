@@ -25,6 +25,7 @@ def render(rows: Sequence[Mapping[str, Any]], *, verifier: str) -> str:
     """The page as HTML: per round, the policy's accuracy by the verifier and the reward model's agreement with it."""
     trained = [row for row in rows if "policy" in row]
     points: list[tuple[int, Mapping[str, Any]]] = []
+    # The first point is the policy before its first round.
     if trained:
         points = [(trained[0]["round"] - 1, trained[0]["policy"]["accuracy_before"])]
         points += [(row["round"], row["policy"]["accuracy_after"]) for row in trained]

@@ -97,6 +97,7 @@ class Rounds:
         """Where a round's training begins in the stream of prompts; no prompt is drawn twice before the data end.
         Computed from the settings: a resumed run finds the same place."""
         c, r = self.recipe.policy, self.recipe.rounds
+        # A round uses up the prompts of its steps, then those whose completions make pairs.
         return self.first_prompts + (number - 1) * (c.steps * c.rollout.prompts + r.prompts)
 
 
@@ -124,6 +125,7 @@ def iterate(
     busy = problems(out, resume=resume, overwrite=overwrite, layout=LAYOUT)
     verifier, name = check(recipe, found=busy)
     with RunFolder.open(out, resume=resume, overwrite=overwrite, layout=LAYOUT) as folder:
+        # Before config.toml is replaced: a refused resume leaves the run's settings as they were.
         if folder.resumed:
             for change in check_changes(folder.folder, dumps(recipe), free=FREE_IN_ROUNDS, allow=allow_changes):
                 display.line(f"note: {change}")
@@ -153,6 +155,7 @@ def check(recipe: Recipe, *, found: Sequence[str] = ()) -> tuple[RewardConfig, s
     """Checks everything that can be checked beforehand; returns the verifier and its name in metrics."""
     problems = Problems(found)
     base = recipe.rounds.reward_model or recipe.policy.model
+    # The policy's own model is checked by the plan below.
     problems += loading.check(base, kind=files.base_problems) if recipe.rounds.reward_model else []
     verifier = recipe.rounds.verifier
     named = verifier.name != ""
@@ -166,6 +169,7 @@ def check(recipe: Recipe, *, found: Sequence[str] = ()) -> tuple[RewardConfig, s
                 "iterate.verifier: none given in addition to [[rewards]]; name the reward that ranks completions, for "
                 'example [iterate.verifier] name = "gsm8k"'
             )
+        # Neither is named: the plan has filled in the task's own reward.
         verifier = plan.config.rewards[0]
     return verifier, RewardSet.from_config((verifier,)).names[0]
 
@@ -188,6 +192,7 @@ def one_round(rounds: Rounds, number: int) -> dict[str, Any] | None:
     folder, start = rounds.round(number), time.monotonic()
     if number == 0 and not rounds.first_prompts:
         return None
+    # Written last: without it, a stage of the round may be missing.
     done = folder / "round.json"
     if done.is_file():
         return json.loads(done.read_text("utf-8"))
@@ -222,6 +227,7 @@ def train_policy(rounds: Rounds, number: int) -> dict[str, Any]:
     if (out / "summary.json").is_file():
         summary = json.loads((out / "summary.json").read_text("utf-8"))
     else:
+        # A resumed run may not have begun this training yet.
         summary = train(
             config, resume=rounds.resume and out.exists(), allow_changes=rounds.allow_changes, display=rounds.display,
             position=rounds.position(number),
@@ -244,6 +250,7 @@ def sample_pairs(rounds: Rounds, number: int) -> None:
     """Samples the policy after this round on fresh prompts, and writes pairs ranked by the verifier to pairs.jsonl and
     held.jsonl."""
     folder, r, seed = rounds.round(number), rounds.recipe.rounds, rounds.recipe.policy.seed
+    # Both: a run that stopped between the two makes its pairs again.
     if (folder / "held.jsonl").is_file() and (folder / "pairs.jsonl").is_file():
         return
     scored = _fresh_completions(rounds, number)
@@ -335,11 +342,13 @@ def train_reward_model(rounds: Rounds, number: int) -> dict[str, Any]:
     verifier on held-out pairs of this round, before and after."""
     recipe, folder = rounds.recipe, rounds.round(number)
     fresh, out = read_pairs(folder / "pairs.jsonl"), folder / "reward"
+    # From the model of the round before; in round 0 from the recipe's.
     base = recipe.rounds.reward_model or recipe.policy.model
     if number:
         base = rounds.reward_model(number - 1)
     old = [p for n in range(number) for p in history(rounds, n, "pairs.jsonl")]
     again = replayed(old, fresh=len(fresh), share=recipe.rounds.replay, seed=recipe.policy.seed + number)
+    # The same draws on a resume, and so the same file: a training that goes on must find the pairs that it began with.
     write_pairs(folder / "training.jsonl", [*fresh, *again])
     settings = recipe.reward_training(
         number, model=base, pairs=folder / "training.jsonl", held=folder / "held.jsonl", out=out

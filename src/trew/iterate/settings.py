@@ -88,6 +88,7 @@ def load_recipe(path: Path, overrides: Iterable[str] = (), *, out: Path | None =
         problems += round_problems(rounds, rewards if isinstance(rewards, list) else ())
     if policy is None or rounds is None or problems:
         raise ConfigError(problems)
+    # What a single training may do, and rounds cannot.
     if policy.plays:
         raise ConfigError("environment: pairs for a reward model are made of single completions here; leave it out")
     one_set(policy, "trew iterate")
