@@ -38,6 +38,7 @@ def auc(good: ArrayLike, *, bad: ArrayLike) -> float:
         return float("nan")
     # Ties get their mean rank, which is what counts them one half.
     ranks = rankdata(np.concatenate([good, bad]))
+    # U = R - n (n + 1) / 2, with R the sum of the good texts' ranks; AUC = U / (n m).
     return float((ranks[: good.size].sum() - good.size * (good.size + 1) / 2) / (good.size * bad.size))
 
 
@@ -54,13 +55,16 @@ def agreement(
     good, bad = np.asarray(chosen, dtype=np.float64), np.asarray(rejected, dtype=np.float64)
     names = list(dict.fromkeys(clusters))
     number = {name: i for i, name in enumerate(names)}
+    # of[i] is the number of pair i's prompt, members[j] the positions of prompt j's pairs.
     of = np.array([number[name] for name in clusters], dtype=np.int64)
     members = [np.flatnonzero(of == i) for i in range(len(names))]
     by_prompt = [pair_accuracy(good[at], rejected=bad[at]) for at in members]
+    # The most pairs of a prompt: it only limits the effective number of observations from above.
     accuracy = cluster_interval(by_prompt, samples=max(map(len, members)), level=level)
     rng = np.random.default_rng(seed)
     draws = []
     for _ in range(RESAMPLES):
+        # Prompts are drawn with replacement, each with all of its pairs.
         at = np.concatenate([members[i] for i in rng.integers(0, len(names), len(names))])
         draws.append(auc(good[at], bad=bad[at]))
     low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])

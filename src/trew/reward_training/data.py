@@ -85,6 +85,7 @@ def encode(
     """The pairs as tokens, and notes. Raises DataError if the template refuses a prompt, or an answer is too long
     and ``data.overlong`` says error."""
     out, long = [], []
+    # The smaller of both limits; 0 and None are no limit.
     limit = min((n for n in (limit, config.max_tokens) if n), default=None)
     for pair in pairs:
         both = [encoder.whole(pair.prompt, text) for text in (pair.chosen, pair.rejected)]
@@ -113,5 +114,6 @@ def fingerprint(*sets: Sequence[Pair]) -> str:
             for text in (pair.key, pair.chosen, pair.rejected):
                 # A hash of fixed size per text, so that the borders between texts count too.
                 digest.update(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest())
+        # Between the sets: a pair that moves from one to the other changes the hash.
         digest.update(b"|")
     return digest.hexdigest()

@@ -92,6 +92,7 @@ class PackedPairs:
     @torch.no_grad()
     def scores(self, pairs: Sequence[Encoded]) -> Scores:
         texts = self._texts(pairs)
+        # (texts, H) -> (texts, 1) -> (texts,): the head has one label.
         good, bad = texts.both(self.head(self._states(texts)).squeeze(-1))
         return good.tolist(), bad.tolist()
 
@@ -139,6 +140,7 @@ class PackedPairs:
 
     def _states(self, texts: _Texts) -> Float[Tensor, "n H"]:
         """Hidden states of the texts' last tokens."""
+        # (texts, H), in the order of the texts; packs have an order of their own.
         found = torch.empty(len(texts.samples), self.head.in_features)
         for pack in pack_shared(texts.samples, budget=self.budget):
             row, at = _last_tokens(pack, texts.samples)
@@ -149,6 +151,7 @@ class PackedPairs:
         """Yields positions of pairs that run together, with pairs of one prompt next to each other."""
         batch: list[int] = []
         size = 0
+        # By prompt: texts of one prompt share its tokens only within one batch.
         for i in sorted(range(len(pairs)), key=lambda i: pairs[i].key):
             # An estimate by pair: pairs of one prompt share its tokens and equal texts, too.
             cost = len(pairs[i]) - _common([pairs[i].chosen, pairs[i].rejected])
@@ -175,6 +178,7 @@ class _Texts:
 
     @staticmethod
     def of(pairs: Sequence[Encoded], *, pad: int | None) -> _Texts:
+        # A text counts once for each prompt, however many pairs have it.
         known: dict[tuple[str, tuple[int, ...]], int] = {}
         sides = [
             [known.setdefault((p.key, _read(text, pad=pad)), len(known)) for text in (p.chosen, p.rejected)]
@@ -219,6 +223,8 @@ def _sample(text: Sequence[int], *, prompt: int, group: int) -> TrainingSample:
 
 def _last_tokens(pack: Pack, samples: Sequence[TrainingSample]) -> tuple[Pack, Int[Tensor, "n"]]:
     """The pack, read only where its samples' texts end, and for each sample the index of its position among those."""
+    # What a sample predicts last is the second copy of its text's last token: it is read at the first copy.
     ends = np.cumsum([len(samples[i].token_ids) for i in pack.samples]) - 1
+    # ``places`` are sorted, so that ``at`` says where each sample's end is among them.
     places, at = np.unique(pack.read_at[pack.read_rows[ends]], return_inverse=True)
     return replace(pack, read_at=places), torch.from_numpy(at)

@@ -100,6 +100,7 @@ def rank(
 ) -> list[Pair]:
     """At most ``most`` pairs of different texts with different values, drawn without replacement; all if there are
     fewer. Texts that occur several times in the group count once."""
+    # Of equal texts the last value counts, at the place of the first.
     texts = list({o.text: o for o in outcomes}.values())
     # Strictly greater: equal values say nothing about which text is better.
     better = [(a, b) for a in texts for b in texts if a.value > b.value]
@@ -136,6 +137,7 @@ def pairs_of_run(folder: Path, *, reward: str, most: int, seed: int) -> list[Pai
     pairs: list[Pair] = []
     known: set[str] = set()
     for file in files:
+        # By file, which is by step: a prompt that was drawn in two steps makes two groups.
         groups: dict[str, list[dict[str, Any]]] = {}
         for row in _rollout_rows(file):
             groups.setdefault(row["uid"], []).append(row)
@@ -196,6 +198,7 @@ def divide(pairs: Sequence[Pair], *, share: float, seed: int) -> tuple[list[Pair
         digest = hashlib.blake2b(f"{seed}:{key}".encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big") / 2**64
 
+    # In the order of their places, so that the held-out prompts are the first.
     keys = sorted(dict.fromkeys(pair.key for pair in pairs), key=place)
     count = sum(place(key) < share for key in keys)
     if len(keys) >= 2:

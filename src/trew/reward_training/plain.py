@@ -52,6 +52,7 @@ class PlainPairs:
             members = [pairs[i] for i in batch]
             with recompute.recomputing(self.scorer.model) if self.again else contextlib.nullcontext():
                 scores = self.scorer.logits([*(p.chosen for p in members), *(p.rejected for p in members)])
+                # (2 pairs,) -> the chosen texts' scores, then the rejected ones'.
                 good, bad = scores.chunk(2)
                 # Over all pairs of the step, not of the pass: passes add up to the gradient of the mean loss.
                 loss = bradley_terry(good, rejected=bad, centre=centre).sum() / len(pairs)

@@ -48,6 +48,7 @@ def plan(settings: RewardTraining, *, found: Sequence[str] = ()) -> RewardPlan:
     if pairs is not None and encoder is not None:
         notes += pairs.notes
         limit = problems.attempt(lambda: loading.positions(s.model))
+        # Both sets before anything is raised: their problems are told together.
         for name, these, into in (("training", pairs.train, train), ("held-out", pairs.held, held)):
             done = problems.attempt(
                 lambda these=these, name=name: encode(these, encoder, limit=limit, config=s.data, what=name)
@@ -61,6 +62,7 @@ def plan(settings: RewardTraining, *, found: Sequence[str] = ()) -> RewardPlan:
         s, encoder, train, held, device, fingerprint(pairs.train, pairs.held), tuple(notes),
         encoder.tokenizer.decode(train[0].chosen),
     )  # fmt: skip
+    # Only now: how many steps there are follows from the pairs that are left.
     if s.learner.warmup_steps > result.steps:
         raise ConfigError(
             f"learner.warmup_steps: got {s.learner.warmup_steps}, but the whole training has {result.steps} steps; "

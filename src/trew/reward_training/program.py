@@ -97,6 +97,7 @@ class RewardProgram(Program):
         loss, (chosen, rejected) = self.pairs.accumulate(pairs, centre=s.learner.centre)
         parameters = list(self.parameters.values())
         norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        # Before the update: a step that is not finite leaves the weights as they are.
         if not math.isfinite(float(norm)) or not math.isfinite(loss):
             raise NumericsError(
                 f"step {state.step + 1}: the loss is {loss:g} and the gradient norm {float(norm):g}; nothing was "
@@ -131,6 +132,7 @@ class RewardProgram(Program):
 
     def load(self, tensors: Mapping[str, Tensor | Rows], counters: Mapping[str, Any]) -> None:
         stored = self._stored()
+        # All names and shapes before anything is overwritten.
         check_stored(stored, tensors)
         load_moments(self.optimizer, self.parameters, tensors)
         with torch.no_grad():

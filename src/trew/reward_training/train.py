@@ -40,6 +40,7 @@ def train_reward(
     a used folder.
     """
     display = display or Display()
+    # Before the folder is opened: what is refused leaves none behind.
     ready = plan(settings, found=runs.problems(settings.out, resume=resume, overwrite=overwrite))
     interrupts = Interrupts()
     with RunFolder.open(settings.out, resume=resume, overwrite=overwrite) as folder, contextlib.ExitStack() as ending:
@@ -63,6 +64,7 @@ def train_reward(
         with display.bar("training", ready.steps, done=program.state.step) as bar:
             for _ in program.steps():  # evaluates, saves and stops in between
                 program.step(bar)
+        # The model before the summary, which says that the run is complete.
         loading.export(program.model, ready.encoder.tokenizer, folder.final)
         summary = _summary(program)
         folder.write_summary(summary)
