@@ -80,6 +80,7 @@ def problem_text(row: Mapping[str, Any]) -> str | None:
     >>> problem_text({"nums": [3, 1], "target": 4})
     'nums 1 3 target 4'
     """
+    # Present and not empty: a data set may have a column that most rows leave blank.
     name = next((name for name in TEXT_COLUMNS if row.get(name)), None)
     value = None if name is None else row[name]
     if name == "nums" and isinstance(value, list):

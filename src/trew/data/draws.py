@@ -49,6 +49,7 @@ class Draws:
 
     def below(self, n: int) -> int:
         """A uniform integer from 0 to n - 1, for 1 <= n <= 2**63. Rejection sampling avoids modulo bias."""
+        # The largest multiple of n: values from there on would favour small remainders.
         limit = (2**64 // n) * n
         while True:
             # splitmix64: the state steps by the golden ratio of 2**64, which is odd, so that its period is 2**64.
@@ -89,6 +90,7 @@ class Permutation:
         while True:  # terminates: a permutation's cycle through the domain returns to the domain
             left, right = index >> self._half, index & low
             for key in self._keys:
+                # (left, right) -> (right, left ^ f(right)): can be undone whatever f is, and so permutes.
                 left, right = right, left ^ (mix(right + key) & low)
             index = (left << self._half) | right
             if index < self.size:

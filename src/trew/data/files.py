@@ -59,6 +59,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def _read_text(path: Path) -> list[Row]:
+    # Some editors begin a file with a byte order mark, which JSON does not know.
     raw = _unpacked(path).removeprefix(b"\xef\xbb\xbf")
     if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise DataError(f"{path}: is UTF-16 text; save it as UTF-8")
@@ -129,6 +130,7 @@ def _parse(raw: bytes) -> Any:
     try:
         value = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_repeats)
     except json.JSONDecodeError as error:
+        # Of a single line the caller knows the number.
         where = f"line {error.lineno} column" if "\n" in text else "column"
         raise ValueError(f"is not valid JSON: {error.msg} ({where} {error.colno})") from None
     except RecursionError:
@@ -261,9 +263,11 @@ def _write_aside(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
             else:
                 file.writelines(_json_line(row) for row in rows)
             file.flush()
+            # Before the rename: after a crash of the machine, the name must not belong to an empty file.
             os.fsync(file.fileno())
         os.chmod(name, 0o644)  # mkstemp creates files that only their owner can read
         os.replace(name, path)
+    # An interrupt too must leave no file aside.
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
@@ -281,6 +285,7 @@ def _write_parquet(file: Any, rows: Sequence[Mapping[str, Any]]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    # Of all rows: a column may first appear in a later one.
     names = list(dict.fromkeys(name for row in rows for name in row))
     arrays: dict[str, pa.Array] = {}
     for name in names:
@@ -295,6 +300,7 @@ def _write_parquet(file: Any, rows: Sequence[Mapping[str, Any]]) -> None:
 def _no_empty_structs(value: Any) -> Any:
     if isinstance(value, Mapping):
         kept = {k: _no_empty_structs(v) for k, v in value.items()}
+        # What has become empty is dropped, and what was null before stays.
         kept = {k: v for k, v in kept.items() if v is not None or value[k] is None}
         return kept or None
     if isinstance(value, (list, tuple)):

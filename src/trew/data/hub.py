@@ -16,6 +16,7 @@ from ..errors import DataError, nearest
 from ..utils.installing import install_extra
 from .rows import Row, Split
 
+# owner/name, then :config and :split, where the config may be left empty.
 _ID = re.compile(r"(?P<path>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(:(?P<config>[\w.-]*))?(:(?P<split>[\w.-]+))?")
 
 

@@ -67,9 +67,11 @@ def load_eval(config: DataConfig, *, size: int, seed: int) -> tuple[list[Prompt]
         parts = task.parts(whole)
         split = parts.get("test") or parts.get("validation")
         if split is None:
+            # Prompts, size and seed as in training, and so the rows that it holds out.
             train, skipped = _prompts(task, whole, config)
             _, held, note = hold_out(train, size=size, seed=seed, source=source)
             return held, task.rewards(train), [note, *skipped]
+    # whole(): a selection, as by data.args.levels, is of training rows.
     prompts, skipped = _prompts(task.whole(), split, config)
     notes = [_eval_note(split.source, prompts, size), *skipped, *repeat_note(prompts[:size], "evaluation")]
     return prompts[:size], task.rewards(prompts), notes
@@ -92,6 +94,7 @@ def load_sets(sets: Sequence[SetConfig], *, eval_size: int, seed: int) -> Datase
 def _overlap_notes(train: Mapping[str, Sequence[Prompt]], evaluation: Mapping[str, Sequence[Prompt]]) -> list[str]:
     """Notes on evaluation prompts of each set that other sets train on."""
     notes = []
+    # Each set's own overlap is among its notes already.
     for name, prompts in evaluation.items():
         others = [prompt for other in train if other != name for prompt in train[other]]
         notes += [f"{name}: in other data sets, {note}" for note in overlap_note(others, prompts)]
@@ -126,6 +129,7 @@ def make_task(config: DataConfig) -> Task:
     if kind not in TASKS or (named and kind != PREFIX):
         accepts = ", ".join(repr(f"{t}:NAME" if t == PREFIX else t) for t in TASKS)
         raise ConfigError(f"data.task: got {config.task!r}{nearest(config.task, TASKS)}, accepts {accepts}")
+    # With default arguments: whether a task makes its problems depends on data.train alone.
     problems = Problems(_source_problems(config, generates=TASKS[kind]().makes(config.train)))
     task = problems.attempt(lambda: build(TASKS[kind], config.args, where="data.args"))
     if task is None:
@@ -170,6 +174,7 @@ def _from_rows(
         whole = task.read(source)
         parts = task.parts(whole)
         train, skipped = _prompts(task, parts.get("train", whole), config)
+    # A source of its own, else a split beside the training rows, else a part of their file.
     with _collected(faults):
         explicit = config.eval != "auto"
         split = sources.read_eval(task.source(config.eval)) if explicit else sources.read_eval_split_of(source)
@@ -181,6 +186,7 @@ def _from_rows(
     if faults:
         raise DataError("\n".join(dict.fromkeys(faults)))  # a hub that is down reports the same fault for both splits
     if test is None:
+        # Held-out rows leave the training set; a test split of its own leaves it whole.
         train, evaluation, note = hold_out(train, size=eval_size, seed=seed, source=source)
     else:
         evaluation, note = test[1][:eval_size], _eval_note(*test, eval_size)
@@ -230,6 +236,7 @@ def _rewards_of_sets(found: Mapping[str, Sequence[RewardConfig]]) -> tuple[Rewar
     rewards: dict[str, RewardConfig] = {}
     for name, own in found.items():
         for reward in own:
+            # By repr: a configuration holds tables, which are no keys. Sets with equal rewards share one.
             known = rewards.get(repr(reward), reward)
             rewards[repr(reward)] = replace(known, sets=(*known.sets, name))
     return tuple(rewards.values())

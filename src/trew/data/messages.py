@@ -86,6 +86,7 @@ def _nested_messages(text: str) -> list[Any] | None:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return None
+    # A question may begin with a bracket, or be a list of numbers: that is text.
     looks_like_chat = (
         isinstance(value, list) and bool(value) and all(isinstance(v, dict) and "role" in v for v in value)
     )

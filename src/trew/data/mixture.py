@@ -60,8 +60,11 @@ class Schedule:
         # All in multiples of 1 / (slack x period), so that no number is rounded.
         slack, period = max(2 * len(self._counts) - 2, 1), self._period
         behind = [slack * (n * count - had * period) for count, had in zip(self._counts, self._had, strict=True)]
+        # Set k may have the n-th place only once it is due: n w_k - x_k is at least 1 / (2K - 2).
         ready = [k for k, value in enumerate(behind) if value >= period] or range(len(behind))
         most = (slack - 1) * period
+        # How many places until the deficit would pass the bound 1 - 1 / (2K - 2), at w_k for each: the fewest come
+        # first.
         chosen = min(ready, key=lambda k: ((most - behind[k]) * self._urgency[k], k))
         self._chosen.append(chosen)
         self._nth.append(self._had[chosen])

@@ -25,6 +25,7 @@ class PromptOrder:
         self.names, self._streams = tuple(streams), tuple(streams.values())
         self.schedule = Schedule(weights)
         self.sizes = tuple(stream.size for stream in self._streams)
+        # Where each set's prompts begin in the list of all.
         self._first = [sum(self.sizes[:k]) for k in range(len(self.sizes))]
 
     def take(self, position: int, k: int) -> list[int]:

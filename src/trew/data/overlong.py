@@ -76,6 +76,7 @@ def truncate_left(prompt: Prompt, limit: int, *, count: Callable[[Prompt], int])
     """
     content, rebuild = _cuttable(prompt)
     low, high = 0, len(content) - 1  # bisection: cutting `high` characters is enough, cutting `low` is not
+    # At least one character stays: without any, the prompt would be another one.
     if high < 1 or count(rebuild(content[high:])) > limit:
         raise DataError(
             f"prompt {prompt.uid!r}: has {count(prompt)} tokens and cannot be cut to data.max_prompt_tokens = {limit}, "

@@ -42,5 +42,6 @@ class PromptStream:
         """The order of one epoch: a permutation drawn with the key (seed, epoch)."""
         if not self._shuffle:
             return np.arange(self.size)
+        # A generator for each epoch: its order needs none of those before it, and a resumed run finds the same one.
         key = np.array([self._seed, epoch], dtype=np.uint64)
         return np.random.Generator(np.random.Philox(key=key)).permutation(self.size)

@@ -16,6 +16,7 @@ from .files import SUFFIXES, read_rows, suffix_of
 from .rows import Row, Split
 
 _ALIASES = {"train": ("train",), "test": ("test",), "validation": ("validation", "valid", "val", "dev")}
+# The word that a name begins with: train, train-00000-of-00002, test.v2.
 _SPLIT_FILE = re.compile(r"(?P<word>[a-z]+)(?P<rest>[-_.].*)?", re.DOTALL)
 _SHARD = re.compile(r"-(?P<number>\d{5})-of-(?P<total>\d{5})$")
 EVAL_SPLITS = ("test", "validation")  # in order of preference
@@ -41,6 +42,7 @@ def read_eval(source: str) -> Split:
 def read_eval_split_of(source: str) -> Split | None:
     """Reads the test (or validation) split that belongs to a training source; None if there is none."""
     path = Path(source)
+    # A file named train.* announces a folder of splits: test.* may lie beside it.
     if path.is_dir() or (path.is_file() and _split_of(path) == "train"):
         folder = path if path.is_dir() else path.parent
         return _first_of(folder, EVAL_SPLITS)
@@ -64,6 +66,7 @@ def _read(source: str, wanted: Sequence[str]) -> Split:
         if split is None:
             raise DataError(_no_split_message(path, wanted))
         return split
+    # What ends like a data file is meant as one, even if it is missing: the error then names the file.
     if path.exists() or suffix_of(path) in SUFFIXES:
         return _files(source, [path])
     parsed = hub.parse_id(source)
@@ -107,6 +110,7 @@ def _stem(path: Path) -> str:
 def _check_shards(folder: Path, name: str, files: Sequence[Path]) -> None:
     """Raises DataError unless several files are the complete, numbered shards of one split."""
     shards = [shard for path in files if (shard := _SHARD.search(_stem(path)))]
+    # A single file without a shard's number is the whole split.
     if len(files) == 1 and not shards:
         return
     if len(shards) < len(files) or len(set(map(suffix_of, files))) > 1:
@@ -127,6 +131,7 @@ def _files(source: str, paths: Sequence[Path]) -> Split:
     for path in paths:
         rows += read_rows(path)
     label = str(paths[0]) if len(paths) == 1 else source
+    # Without the number of a shard: uids count the rows through all of them.
     return Split(label, _SHARD.sub("", _stem(paths[0])), rows)
 
 

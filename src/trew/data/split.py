@@ -29,6 +29,7 @@ def hold_out(prompts: Sequence[Prompt], *, size: int, seed: int, source: str) ->
     _refuse_small(prompts, size=size, source=source)
     order = Permutation(len(prompts), "hold out", seed)
     picked: dict[str, int] = {}
+    # By content: a repeat does not count as another prompt.
     for index in map(order, range(len(prompts))):
         if len(picked) == size:
             break
@@ -80,6 +81,7 @@ def fingerprint(*parts: Iterable[Prompt]) -> str:
         for p in part:
             row = [p.uid, p.text, [dict(m) for m in p.messages or ()], dict(p.columns)]
             digest.update(json.dumps(row, sort_keys=True, default=_plain).encode() + b"\n")
+        # Between the parts: a row that moves from training to evaluation changes the hash.
         digest.update(b"\x1d")
     return digest.hexdigest()
 

@@ -79,7 +79,9 @@ def _to_row(prompt: Prompt, index: int, split: str, data_source: str, ability: s
     columns.pop(source, None)  # it is in reward_model now; a copy could mix types, which Arrow refuses
     own = {name: columns.pop(name, None) for name in ("data_source", "ability", "agent_name")}
     note = _note(prompt, source)
+    # The row's own extra_info wins: its split and index are those of the data set it came from.
     extra = {"split": split, "index": index, **columns, NOTE: note, **old_extra}
+    # verl applies the chat template to every prompt, so that a text becomes a user's message.
     messages = [{"role": "user", "content": prompt.text}] if prompt.text is not None else list(prompt.messages or ())
     row = {
         "data_source": own["data_source"] or data_source,
@@ -123,6 +125,7 @@ def restored(prompt: Prompt) -> Prompt:
         return prompt
     columns = _restored_columns(note, prompt.columns.get("ground_truth"), extra)
     turns = prompt.messages or ()
+    # A row that was edited may have other turns by now, and stays a chat.
     if note["text"] and len(turns) == 1:
         return Prompt(prompt.uid, text=turns[0]["content"], columns=columns)
     return Prompt(prompt.uid, text=prompt.text, messages=prompt.messages, columns=columns)
@@ -132,6 +135,7 @@ def _restored_columns(note: Mapping[str, Any], truth: Any, extra: Mapping[str, A
     values = note["values"]
     gold = _parsed(str(truth)) if note["json"] else truth
     known = {**extra, **values, note["gold"]: gold}
+    # In the order of the note, so that a row is written again as it was.
     columns = {name: known[name] for name in note["columns"] if name in known}
     # Columns added to the row since; to_rows itself wrote split, index and the entries of the row's own extra_info.
     written = {*columns, "split", "index", *(values.get("extra_info") or {})}

@@ -76,6 +76,7 @@ class Arithmetic(Task):
         # Equal up to order (8 * 7 and 7 * 8), also between ops: "+" and "a + b" may both be asked for.
         classes: set[str] = set()
         held = [self._hold_out(op, offers[op], quota, classes) for op, quota in zip(self.ops, quotas, strict=True)]
+        # What is held out for one op is left out of the training problems of all.
         rest = [[x for x in offers[op] if forms[op].canonical(x) not in classes] for op in self.ops]
         kept = share(self.size, [len(part) for part in rest])
         if sum(map(len, held)) < eval_size or not sum(kept):
@@ -104,6 +105,7 @@ class Arithmetic(Task):
     def _bounds(self, op: str, form: Form) -> dict[str, tuple[int, int]]:
         """The range of each operand of an op."""
         default = (self.smallest, self.largest)
+        # [low, high] holds for every operand, a table for those that it names.
         given = self.ranges.get(op, default)
         table: dict[str, Any] = dict(given if isinstance(given, Mapping) else dict.fromkeys(form.letters, given))
         return {letter: tuple(table.get(letter, default)) for letter in form.letters}
@@ -115,6 +117,7 @@ class Arithmetic(Task):
         order = Permutation(math.prod(sizes.values()), "arithmetic", seed, op)
         found: list[Numbers] = []
         for index in range(min(order.size, _LOOK * want)):
+            # The place is a number in mixed radix, with a digit for each operand.
             place = order(index)
             numbers = {}
             for letter, size in sizes.items():
@@ -137,6 +140,7 @@ class Arithmetic(Task):
             if len(held) == quota:
                 break
             key = form.canonical(numbers)
+            # A problem that equals an earlier one up to order is held out only where problems are scarce.
             if key not in classes:
                 classes.add(key)
                 held += _swapped(form, numbers, bounds)[: quota - len(held)] if scarce else [numbers]
@@ -161,6 +165,7 @@ def _swapped(form: Form, numbers: Numbers, bounds: Mapping[str, tuple[int, int]]
     key, found = form.canonical(numbers), [numbers]
     for order in itertools.permutations(numbers.values()):
         other = dict(zip(form.letters, order, strict=True))
+        # Operands may have ranges of their own, which an exchanged one can leave.
         fits = all(bounds[letter][0] <= n <= bounds[letter][1] for letter, n in other.items())
         if fits and other not in found and form.canonical(other) == key:
             found.append(other)
@@ -176,6 +181,7 @@ def share(total: int, limits: Sequence[int]) -> list[int]:
     parts = [0] * len(limits)
     left = min(total, sum(limits))
     while left:
+        # Each pass gives all that are not full an equal share of what is left.
         open_ = [i for i, limit in enumerate(limits) if parts[i] < limit]
         each = max(1, left // len(open_))
         for i in open_:

@@ -113,11 +113,13 @@ class Countdown(Task):
     def _draw(self, draws: Draws) -> tuple[tuple[int, ...], int] | None:
         """Draws one problem; None if the expression's value is not in the range of targets."""
         nums = tuple(draws.between(self.smallest, self.largest) for _ in range(draws.choice(self.numbers)))
+        # Two numbers are replaced by a result until one is left, which is the target.
         pool = list(nums)
         while len(pool) > 1:
             left = pool.pop(draws.below(len(pool)))
             right = pool.pop(draws.below(len(pool)))
             values = [apply(op, left, right) for op in self.ops]
+            # Whole results of at least 0 only, so that the hidden solution needs no others on the way.
             exact = [value for value in values if value is not None and value >= 0]
             if not exact:
                 return None

@@ -64,6 +64,8 @@ class Demonstrations(Task):
         refuse_what_changes_the_text(row)
         if row.values.get("messages") is not None:
             messages = parse_conversation(row.values["messages"], "messages")
+            # What comes before the first answer is the prompt; all after it, answers and turns between them, is the
+            # demonstration.
             first = next(i for i, message in enumerate(messages) if message["role"] == "assistant")
             if not first:
                 raise BadRow("column 'messages' begins with an answer; something must be asked before it")
@@ -128,6 +130,7 @@ class Rollouts(Task):
             seen.add(tokens)
             return _recorded(row.values, uid, value)
 
+        # No ids: a row's uid is its prompt's, which all completions of a group share.
         return to_prompts(split, make, ids=())
 
     def skipped(self, count: int, split: Split) -> list[str]:

@@ -63,6 +63,7 @@ def parse(text: str) -> Form:
     if len(text) > MAX_LENGTH:
         raise ValueError(f"is longer than {MAX_LENGTH} characters")
     try:
+        # The syntax tree alone is read: nothing is compiled.
         tree = _tree(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, RecursionError, MemoryError):
         raise ValueError("is not an expression such as 'a + b * c'") from None

@@ -26,7 +26,9 @@ SUBJECTS = (
     "Precalculus",
 )  # fmt: skip
 LEVELS = (1, 2, 3, 4, 5)
+# A box with its brace, or what stands behind it without one: \boxed 5.
 _BOX = re.compile(r"\\(?:boxed|fbox)(?:\s*(\{)|\s+([^\s{}$.,]+))")
+# An escaped character, or a brace.
 _PIECE = re.compile(r"\\.|[{}]", re.DOTALL)
 
 
@@ -141,6 +143,7 @@ def boxed(solution: str) -> str | None:
     if last[2]:
         return last[2]
     depth, start = 1, last.end()
+    # An escaped brace is one piece with its backslash, and counts for neither side.
     for piece in _PIECE.finditer(solution, start):
         depth += {"{": 1, "}": -1}.get(piece[0], 0)
         if depth == 0:

@@ -68,6 +68,7 @@ class Mbpp(Task):
             rows = [row for row, number in zip(split.rows, numbers, strict=True) if number in members]
             if rows:
                 found[name] = dataclasses.replace(split, source=f"{split.source} ({name} rows)", rows=rows)
+        # A file of one split is used as it is.
         return found if len(found) > 1 else {}
 
     def skipped(self, count: int, split: Split) -> list[str]:

@@ -29,6 +29,7 @@ class Prompts(Task):
         """
         require_columns(split, (prompt_column,), hint="set data.prompt_column to the one with the prompts")
         parse = parse_row if is_verl(split, prompt_column) else _parse_plain
+        # reward_model has become the column ground_truth by then.
         empty = {name: None for name in columns_of(split.rows) if name not in (prompt_column, "reward_model")}
 
         def make(row: Row, uid: str) -> Prompt:

@@ -93,6 +93,7 @@ class Puzzles(Task):
         found: dict[str, Prompt] = {}
         vain = 0
         for entry in self._entries(seed, wanted):
+            # White space alone does not make another problem.
             key = " ".join(entry["question"].split())
             vain += 1
             if key not in found and not any(mark in str(entry["answer"]) for mark in _NO_ANSWER):
@@ -129,6 +130,7 @@ class Puzzles(Task):
             "cpu_s": CPU_S,
             "memory_bytes": MEMORY_BYTES,
         }
+        # -P: without it, the modules of this folder could be imported in place of the package's.
         child = subprocess.Popen(
             [sys.executable, "-P", "-W", "ignore", str(Path(__file__).with_name("puzzles_child.py"))],
             stdin=subprocess.PIPE,
@@ -156,6 +158,7 @@ class Puzzles(Task):
             if not count:
                 raise DataError(f"{PREFIX}:{self.puzzle}: the process that generates problems ended before the first")
         finally:
+            # Reached early too: the caller stops reading when it has enough, while the process waits to write.
             child.kill()
             child.stdout.close()
             child.wait()

@@ -33,6 +33,7 @@ def tagged(value: Any) -> Any:
     if isinstance(value, tuple):
         return {"__tuple__": [tagged(item) for item in value]}
     if isinstance(value, (set, frozenset)):
+        # In a fixed order: that of a set differs between processes.
         return {"__set__": [tagged(item) for item in sorted(value, key=repr)]}
     if hasattr(value, "tolist"):  # numpy's numbers and arrays
         return tagged(value.tolist())
@@ -42,6 +43,7 @@ def tagged(value: Any) -> Any:
 
 
 def _tagged_dict(value: dict[Any, Any]) -> dict[str, Any]:
+    # A key that begins with __ could be taken for a tag.
     if all(isinstance(key, str) and not key.startswith("__") for key in value):
         return {key: tagged(item) for key, item in value.items()}
     return {"__dict__": [[tagged(key), tagged(item)] for key, item in value.items()]}
@@ -108,6 +110,7 @@ def generate(made: Any, say: Callable[[dict[str, Any]], None]) -> None:
                 raise
             continue
         answer = answer_of(entry)
+        # A copy, so that a grader cannot change what is written.
         if answer is not None and made.score_answer(answer, copy.deepcopy(entry)) < 1 - 1e-9:
             failed += 1  # the package's own answer does not satisfy its own grader
             continue
@@ -123,6 +126,7 @@ def answer_of(entry: dict[str, Any]) -> str | None:
     metadata = entry["metadata"] or {}
     answers = [entry["answer"], *(metadata.get(name) for name in EXAMPLES)]
     answer = next((answer for answer in answers if answer is not None), None)
+    # A grader reads text; an example from the metadata may be something else.
     return answer if answer is None or isinstance(answer, str) else json.dumps(answer)
 
 
