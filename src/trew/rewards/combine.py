@@ -61,6 +61,7 @@ def combined(
     """
     means: list[float | None] = []
     for row in verdicts:
+        # Over the numbers there are: the mean stands in for the others, in _value.
         numbers = [verdict.score for verdict in row if verdict.score is not None]
         means.append(sum(numbers) / len(numbers) if numbers else None)
     return tuple(

@@ -100,6 +100,7 @@ class Grading:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
+        # Before the wait: what is still in the queue is not graded.
         self._stopped = True
         if kind is None:
             self._wait()

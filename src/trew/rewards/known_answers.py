@@ -150,6 +150,7 @@ def _other_digit(value: Fraction) -> str:
     ('82', '-3.5')
     """
     text = _decimal(value)
+    # 9 becomes 8: a carry would change two digits.
     at = next(i for i, ch in enumerate(text) if ch.isdigit() and ch != "0")
     return f"{text[:at]}{(int(text[at]) + 1) if text[at] != '9' else 8}{text[at + 1 :]}"
 
@@ -191,6 +192,7 @@ def _math_answers(gold: Any, *, boxes: bool) -> Iterator[KnownAnswer]:
     yield KnownAnswer("an empty box", "\\boxed{}", 0.0)
     if boxes:
         yield KnownAnswer("the gold without a box", inner, 0.0)
+    # A comma may separate thousands or items: what a changed value would be is not clear then.
     value = parse_gold(inner) if re.fullmatch(r"[-+0-9.,/ ]+", inner) else None
     if value is not None and "," not in inner:
         yield KnownAnswer("the gold + 1", f"\\boxed{{{_decimal(value + 1)}}}", 0.0)
@@ -250,6 +252,7 @@ def _countdown_answers(puzzle: Any, *, require_all: bool) -> Iterator[KnownAnswe
         return
     given, target = puzzle
     numbers = list(given.elements())
+    # The search grows fast with the numbers.
     solution = solve(numbers, target) if len(numbers) <= SOLVABLE and target.denominator == 1 else None
     if solution is not None:
         yield KnownAnswer("a solution", f"<answer>{solution}</answer>", 1.0)
@@ -308,6 +311,7 @@ def _format_answers(template: str, prefilled: str) -> Iterator[KnownAnswer]:
     parsed = layout.parse_template(template)
     parts = [piece for tag, filled in zip(parsed.tags, parsed.filled, strict=False) for piece in ("x" * filled, tag)]
     full = "".join(parts) + "x" * parsed.filled[-1]
+    # The prompt's part of the reply, without white space, as ``full`` has none.
     opened = "".join(prefilled.split())
     if not full.startswith(opened):
         return

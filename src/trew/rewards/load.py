@@ -43,6 +43,7 @@ def _each(
     configs: Sequence[RewardConfig], functions: Sequence[UserFunction | tuple[str, ...]]
 ) -> tuple[list[Reward], list[str]]:
     """Every reward, and what is wrong with each alone."""
+    # One entry for each function among the configurations, in their order.
     remaining = iter(functions)
     rewards: list[Reward] = []
     problems: list[str] = []

@@ -23,15 +23,20 @@ MAX_DIGITS = 1000  # longer digit runs are not read: converting them costs more 
 MAX_EXPONENT = 999  # in 1e999; larger ones would build gigantic integers
 SHORT = 64  # readings of texts up to this length are kept
 
+# Digits with points and commas as they stand; read_digits() decides whether they are a number.
 _CHUNK = re.compile(r"\d[\d.,]*(?:[eE][+-]?\d{1,9})?")
 _PLAIN = re.compile(r"(?:\d+(?:\.\d+)?|\.\d+)(?:[eE]([+-]?\d+))?")
 _GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+# A factor behind a number: 5k, 3 million.
 _MULTIPLIER = re.compile(r"(?:k|\s?(hundred|thousand|million|billion|trillion))(?![A-Za-z])", re.IGNORECASE)
 _TIMES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+# An answer that only bounds its value: "< 5", "at least 5".
 _BOUND = re.compile(r"^(?:[≤≥≠±]|[<>]=?\s*[\d$.])|\b(?:at least|at most|or more|or less|or fewer)\b", re.IGNORECASE)
 _DENYING = "not never neither nor cannot except without wrong incorrect false"
+# Two words that deny what follows: "instead of 72".
 _INSTEAD = {("instead", "of"), ("rather", "than"), ("other", "than")}
 _UNEQUAL = re.compile(r"≠|!=|\\neq?\b|\\not\b")
+# Words that may stand between a denial and its number.
 _WEAK = "be is are was equal equals to the a an any exactly just only really actually number answer"
 _DENIALS, _BETWEEN = frozenset(_DENYING.split()), frozenset(_WEAK.split())
 _WORD = re.compile(r"[a-z]+(?:['\u2019]t\b)?")
@@ -108,6 +113,7 @@ def _short_text(text: str) -> Reading:
 
 
 def _single_number(text: str) -> Reading:
+    # Spelled in one way first: what follows looks for one minus and one thousands separator.
     plain = _stated(normalise(text).strip())
     found = list(find_numbers(plain))
     if not found:
@@ -130,6 +136,7 @@ def last_number(text: str) -> Reading:
     ('several numbers', 'several numbers')
     """
     plain = normalise(text)
+    # Three: the last two may be one fraction, unless another number is joined to them.
     tail = deque(find_numbers(plain), maxlen=3)
     if not tail:
         return Reading(None, "", "no number")
@@ -157,6 +164,7 @@ def find_numbers(text: str) -> Iterator[Number]:
     """
     for match in _CHUNK.finditer(text):
         start, end = match.span()
+        # A point or comma at its end is the sentence's.
         chunk = match.group().rstrip(".,")
         end = start + len(chunk)
         if _is_part_of_a_name(text, start):
@@ -164,6 +172,7 @@ def find_numbers(text: str) -> Iterator[Number]:
         if _begins_with_point(text, start):
             start, chunk = start - 1, "." + chunk
         value = read_digits(chunk)
+        # √2 and x_2 are not 2.
         if _continues(text, end) or (start and text[start - 1] in "√_"):
             value = None
         if value is not None:
@@ -214,6 +223,7 @@ def joined(between: str) -> bool:
     False
     """
     if "\n" in between[:64] or len(between) > 64:
+        # From one line to another, or over a long way, only an "or" at the end joins.
         return between[-8:].split()[-1:] == ["or"]
     if not between.strip():
         return True
@@ -221,6 +231,7 @@ def joined(between: str) -> bool:
         return True
     core = between.lower().strip(" \t()[]{}%\\" + _CURRENCY)
     if not core:
+        # Nothing but brackets: those of a fraction, or of two factors.
         return "}{" in between or ")(" in between
     core = core.strip("*").strip() or core  # bold
     return core in JOINERS or core.split()[-1:] == ["or"]
@@ -266,6 +277,7 @@ def _denied(text: str, number: Number) -> bool:
     before = re.split(r"[.;:?\n]|!(?!=)", text[max(0, number.start - 48) : number.start].lower())[-1]
     behind = re.split(r"[.,;:!?\n]", text[number.end : number.end + 32].lower(), maxsplit=1)[0]
     words = _WORD.findall(before)
+    # Words that say nothing by themselves: "is not equal to the number 72".
     while words and words[-1] in _BETWEEN:
         words.pop()
     if _UNEQUAL.search(before[-8:]) or tuple(words[-2:]) in _INSTEAD or (words and _denies(words[-1])):

@@ -176,9 +176,11 @@ def _elsewhere(
     reward = rewards.rewards[0]
     if reward.model is not None:
         return checks
+    # Another hash seed: sets of strings have another order there.
     other = Process(hash_seed=1)
     try:
         config = RewardConfig(name=reward.kind, args=reward.args, calls=reward.calls, timeout_s=reward.timeout_s)
+        # A function is loaded there anew; a built-in has nothing to load.
         again = RewardSet.from_config([config], host=other)
         values = values_of(again.score(groups)) if reward.function else again.scores_in(other, groups)
     finally:
@@ -334,7 +336,9 @@ def _withstands(rewards: RewardSet, prompts: Sequence[Prompt]) -> Check:
     """Whether a function gives numbers (or None) for hostile texts, in bounded time."""
     what = "hostile texts get a number in bounded time"
     wrong, longest, slow = [], 0.0, 0
+    # A function with a shorter limit is ended there, and counts as slow once it reaches it.
     limit = min(HOSTILE_SECONDS, rewards.rewards[0].timeout_s or HOSTILE_SECONDS)
+    # The texts for ``format``, a kind that applies to every row.
     attacks = [(prompt, probe) for prompt in prompts for probe in hostile("format", prompt.columns, {})]
     count = 0
     for prompt, probe in attacks:

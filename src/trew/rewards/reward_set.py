@@ -164,6 +164,7 @@ class RewardSet:
         ``known`` has what :meth:`group_verdicts` returned for some groups already. Raises RewardError if a function
         fails, or needs columns that the data lack.
         """
+        # Copies: more is added below, and ``known`` is the caller's.
         found: list[Verdicts] = [{**(known[g] or {})} if g < len(known) else {} for g in range(len(groups))]
         self._add_group_verdicts(groups, found, step, progress or (lambda _: None))
         self._add_step_verdicts(groups, found, step)
@@ -292,6 +293,7 @@ class RewardSet:
         A function whose values depend on the batch (it was called with more groups then) but not on the call is no
         case of this. Reward models are left out: how a batch is padded changes their last bits.
         """
+        # Alone, whatever batch it was judged in before.
         again = self.score([scored.group], step=step)[0].scores
         third = None
         problems = []

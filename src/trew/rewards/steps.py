@@ -35,6 +35,7 @@ def split_steps(text: str, mark: str) -> list[int]:
     if text[start:].strip() or not ends:
         ends.append(len(text))
     else:
+        # Only white space is left: it belongs to the last step.
         ends[-1] = len(text)
     if len(ends) > 1 and not text[: ends[0]].replace(mark, "").strip():
         del ends[0]  # marks before the first text

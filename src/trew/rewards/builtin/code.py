@@ -54,6 +54,7 @@ def grade_stdin(
     program = _program(completion, thinking=thinking)
     if isinstance(program, Verdict):
         return program
+    # Only now: bad tests and completions without a program are told on machines without a sandbox too.
     limits = _limits(timeout_s, memory_mb)
     box = boundary()
     # A fresh sandbox per test, so that no test sees what another left. The first failure decides.
@@ -227,6 +228,7 @@ def _with_nested_asserts(row: Mapping[str, Any], gold: Any) -> Mapping[str, Any]
 
 def _returned_wrong(outcome: JobOutcome, checks: Sequence[code_asserts.AssertedCall]) -> str:
     """Names the first check that does not hold; empty if all do."""
+    # Lines are ["r", value] for what was returned and ["x", kind, message] for what was raised (sandbox/inside.py).
     lines = outcome.parts[0].split(b"\n") if outcome.parts and outcome.parts[0] else []
     if outcome.ended == "limit":
         return outcome.why
@@ -240,6 +242,7 @@ def _returned_wrong(outcome: JobOutcome, checks: Sequence[code_asserts.AssertedC
     for check, line in zip(checks, answers, strict=False):
         if not line.startswith(b'["r",'):
             return f"{check.source[:80]}: raised {_raised(line)}"
+        # The value's own text: without ["r", in front and ] behind.
         if not check.holds(line[5:-1]):
             return f"{check.source[:80]}: got {line[5:-1][:80].decode('ascii', 'replace')}"
     if len(answers) != len(checks):
@@ -264,6 +267,7 @@ def _failed_tests(outcome: JobOutcome) -> str | Verdict:
     if outcome.ended == "limit":
         return outcome.why
     if judge.get("ended") == "limit":
+        # The wall clock says nothing about the program: a loaded machine may have run out of it.
         if str(judge["why"]).startswith("clock: "):
             return Verdict(None, "timeout", None, judge["why"][7:])
         return f"the asserts {judge['why']} on what came back"
@@ -318,6 +322,7 @@ def _not_judged(outcome: JobOutcome) -> Verdict | None:
     if outcome.ended == "failed":
         _, mark, said = outcome.why.partition("SETUP: ")  # written by inside.py before the program is loaded
         return bad_gold(f"the setup fails: {said}") if mark else Verdict(None, "sandbox_error", None, outcome.why)
+    # Without "clock: " in front.
     return Verdict(None, "timeout", None, outcome.why[7:]) if outcome.clock else None
 
 

@@ -61,10 +61,12 @@ def read(asserts: tuple[str, ...], entry: str, setup: str = "") -> Asserts | str
             tree, before = ast.parse(text), ast.parse(setup)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         return f"the asserts are no Python: {error}"
+    # What cannot be checked from outside is the row's fault, and must not count against a completion.
     if wrong := _problem(tree, {entry, "candidate"}):
         return wrong
     if foreign := sorted(_undefined(before) - {entry}):
         return f"the setup uses {', '.join(foreign)}, which it does not define"
+    # Names that nothing binds: common modules are imported below, all others are a fault of the row.
     missing = _undefined(tree) - _defined(before) - {entry, "candidate"}
     foreign = sorted(missing - set(COMMON))
     if foreign:
@@ -95,6 +97,7 @@ def likely_entry(asserts: Sequence[str]) -> str | None:
 
 def _called_names(one: ast.Assert) -> list[str]:
     """The names that an assert calls, outermost first."""
+    # ast.walk goes breadth first: a call comes before those in its arguments.
     calls = [node.func for node in ast.walk(one.test) if isinstance(node, ast.Call)]
     return [function.id for function in calls if isinstance(function, ast.Name)]
 
@@ -219,6 +222,7 @@ def _check(test: ast.expr, names: set[str]) -> AssertedCall | None:
 
 def _compared(test: ast.Compare, names: set[str], source: str) -> AssertedCall | None:
     left, right, operator = test.left, test.comparators[0], test.ops[0]
+    # 2 == f(1) is f(1) == 2; an order or "in" would change its meaning.
     if _is_call(right, names) and isinstance(operator, _SYMMETRIC):
         left, right = right, left
     call = _call(left, names)
@@ -255,7 +259,9 @@ def _call(node: ast.expr, names: set[str]) -> str | None:
     if not isinstance(node, ast.Call) or not _is_call(node, names):
         return None
     try:
+        # literal_eval reads constants and nothing else: nothing of a data row is executed here.
         arguments = tuple(ast.literal_eval(argument) for argument in node.args)
+        # f(**table) has None as the name of its keyword.
         keywords = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords}
         return (
             None if None in keywords else json.dumps(["call", code_values.wire(arguments), code_values.wire(keywords)])

@@ -17,6 +17,7 @@ def _nested(columns: Mapping[str, Any]) -> Any:
 def _first(columns: Mapping[str, Any], *names: str) -> Any:
     for name in names:
         value = columns.get(name)
+        # By length: arrays have no truth value.
         if value is not None and (not hasattr(value, "__len__") or len(value)):
             return value
     return None
@@ -30,6 +31,7 @@ def stdin_gold(columns: Mapping[str, Any]) -> tuple[Any, dict[str, Any]] | None:
     """
     tests = _first(columns, "tests", "input_output", "test_cases", "ground_truth")
     tests = tests if tests is not None else _nested(columns)
+    # Rows with asserts are for code_func, whatever else they have.
     if tests is None or "asserts" in columns:
         return None
     if "entry_point" in columns and isinstance(code.stdin_cases(tests), str):
@@ -80,6 +82,7 @@ def _setup(columns: Mapping[str, Any]) -> str:
 def _reference(columns: Mapping[str, Any]) -> str | None:
     """The row's own solution where it is a whole program; HumanEval's begins in the middle of its prompt."""
     found = _first(columns, "reference", "solution", "code", "canonical_solution")
+    # A solution with a box is a worked solution of mathematics.
     if not isinstance(found, str) or "\\boxed" in found:
         return None
     return None if found[:1] in (" ", "\t") else found

@@ -77,10 +77,12 @@ def is_true(line: bytes) -> bool:
         value = json.loads(line)
         if not isinstance(value, list):
             return bool(value)
+        # Objects of the program, iterators and types: all truthy.
         if value[0] in ("o", "g", "y"):
             return True
         if value[0] in ("l", "t", "s", "z", "d", "q"):
             return len(value) > 1
+        # What is left is a number or bytes: false if 0 or empty, which a long text is not.
         return len(line) > _SLACK or canonical(value) not in ("#0/1", "b")
     except Exception:
         return False
@@ -102,9 +104,11 @@ def canonical(value: Any) -> str:
     mark, *rest = value
     if mark in ("l", "t", "q"):
         return mark + "(" + ",".join(map(canonical, rest)) + ")"
+    # As a set of texts: members that are equal, as 1 and True, count once.
     if mark in ("s", "z"):
         return "s(" + ",".join(sorted({canonical(part) for part in rest})) + ")"
     if mark == "d":
+        # Of equal keys the later one wins, as in Python.
         pairs = {canonical(key): canonical(item) for key, item in zip(rest[::2], rest[1::2], strict=True)}
         return "d(" + ",".join(f"{key}:{pairs[key]}" for key in sorted(pairs)) + ")"
     return _canonical_scalar(mark, rest)
@@ -127,6 +131,7 @@ def _number(value: Fraction) -> str:
 def _other_number(mark: str, rest: list[Any]) -> str:
     if mark == "c":
         real, imaginary = (canonical(_finite(float(part))) for part in rest)
+        # complex(2, 0) == 2 in Python.
         return real if imaginary == "#0/1" else f"c({real},{imaginary})"
     if mark == "F":
         over, _, under = rest[0].partition("/")  # not Fraction(text), which would also compute 1e999999999

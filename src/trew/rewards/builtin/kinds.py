@@ -157,6 +157,7 @@ def _seconds(value: Any) -> str:
 
 def _token_ids(value: Any) -> str:
     fine = hasattr(value, "__len__") and hasattr(value, "__iter__") and not isinstance(value, (str, bytes, Mapping))
+    # numpy's integers are no int of Python.
     return "" if fine and all(not _whole(0)(int(t) if hasattr(t, "item") else t) for t in value) else "token ids"
 
 
@@ -353,6 +354,7 @@ def gold_problems(name: str, rows: Sequence[Mapping[str, Any]], settings: Mappin
     # Threads, because checking a row may run programs in the sandbox.
     with ThreadPoolExecutor(os.cpu_count() or 1) as threads:
         wrong = dict(zip(found, threads.map(lambda pair: kind.row_problem(*pair), found.values()), strict=True))
+    # A gold that cannot be read would fail its own answer too, for the same reason.
     readable = {number: pair for number, pair in found.items() if not wrong[number]}
     if kind.self_answer is not None:
         wrong |= _scored_wrong(kind, kind.self_answer, readable, settings)

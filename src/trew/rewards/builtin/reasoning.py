@@ -81,7 +81,9 @@ CASELESS = frozenset({
 })  # fmt: skip
 """Tasks whose answers are compared case-insensitively, as the package does."""
 
+# A sign, then a hexadecimal number, or a decimal one with commas and an exponent.
 _NUMBER = re.compile(r"([+-]?)(?:0[xX]([0-9a-fA-F]{1,400})|(\d[\d,]*(?:\.\d*)?(?:[eE][+-]?\d{1,4})?))")
+# A real part, which no i or j follows, and an imaginary one; either may be missing.
 _COMPLEX = re.compile(r"([+-]?\d[\d.]*(?![\d.]*[ij]))?(?:([+-]?(?:\d[\d.]*)?)\*?[ij])?")
 _RATIO = re.compile(r"([+-]?\d{1,400})\s*/\s*(\d{1,400})")
 
@@ -313,6 +315,7 @@ def complex_number(text: str) -> tuple[Fraction, Fraction] | None:
         return None
     real = number(match[1]) if match[1] else Fraction(0)
     part = match[2]
+    # "i" and "-i" leave out their 1.
     imaginary = Fraction(0) if part is None else number(part + "1" if part in ("", "+", "-") else part)
     return None if real is None or imaginary is None else (real, imaginary)
 

@@ -62,6 +62,7 @@ def run(payload: dict[str, Any]) -> dict[str, Any]:
 def package_says(payload: dict[str, Any]) -> bool:
     """Whether the package's grader gives the answer its full score; what it raises at is wrong."""
     entry = {"question": "", "answer": payload["gold"], "metadata": untagged(payload["metadata"])}
+    # The configuration's text is the key, as a table cannot be one. Sorted: its order makes no other task.
     score = dataset(payload["task"], repr(sorted(payload["config"].items())), payload["config"]).score_answer(
         payload["answer"], entry
     )
@@ -75,6 +76,7 @@ def dataset(task: str, key: str, config: dict[str, Any]) -> Any:
     import reasoning_gym  # pyright: ignore[reportMissingImports]
 
     if (task, key) not in _made:
+        # Only its grader is used, so that it does not matter which problems it would make.
         _made[task, key] = reasoning_gym.create_dataset(task, **{**config, "seed": 0, "size": 4})
     return _made[task, key]
 
@@ -112,6 +114,7 @@ def read(text: str) -> ast.expr:
     '2 * x ** 3 - sin(x) / 2 + C'
     """
     try:
+        # To Python x^2 is an exclusive or.
         tree = ast.parse(text.strip().replace("^", "**"), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise NoFormula("no formula") from None

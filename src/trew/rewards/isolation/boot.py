@@ -27,6 +27,7 @@ def boot(
     for name, folder in PACKAGES.items():
         package = sys.modules[name] = type(sys)(name)
         package.__path__ = [os.path.join(rewards, folder)]
+    # Duplicates first: descriptors 0 and 1 are replaced below, and imports may print.
     pipes = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)

@@ -13,6 +13,7 @@ def main(reads: int, writes: int, *, parent: int, command: list[str], life: int 
 
     Its standard input is empty, and both outputs go to this process's standard error. Without a guardian (``life`` is
     the pipe that nobody watches) it is not started: it could outlive the run."""
+    # Under a guardian the parent is the guardian, and not the run.
     if life is not None or os.getppid() == parent:
         raise SystemExit("programs are started only under a guardian, which needs Linux")
     os.close(reads)

@@ -30,7 +30,9 @@ class Forked:
                     os.close(descriptor)
                 work(Channel(down_read, up_write, parent=creator))
             finally:
+                # Whatever `work` raises: a fork must never go on in its creator's code, nor run its exit handlers.
                 os._exit(1)
+        # Held here too, they would hide the end of the fork.
         os.close(down_read)
         os.close(up_write)
         self.channel = Channel(up_read, down_write, parent=parent)

@@ -35,6 +35,7 @@ class GuardedProgram:
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=output, cwd=folder, pass_fds=[theirs],
             start_new_session=True, env=dict(environment),
         )  # fmt: skip
+        # The guardian's end: held here too, it would let a write to an ended guardian succeed.
         os.close(theirs)
         # Also runs when the interpreter exits. Must not hold a reference to self.
         self._end: weakref.finalize[..., Any] = weakref.finalize(

@@ -25,6 +25,7 @@ class Runner:
     """A forked process that runs the task, with its channel. Once ``spent``, it must not take another call."""
 
     def __init__(self, task: Any, limits: dict[str, Any], ours: Channel):
+        # The warm worker's resident bytes: a runner begins as its copy, and its growth counts from there.
         self._limits, self._base = limits, bytes_used(1)
         self.calls, self.spent = 0, False
         # The channel also closes when the run has ended, so that no result is computed that nothing reads.
@@ -48,6 +49,7 @@ class Runner:
             # Closed because the run is gone, not the runner: the runner may still compute, and a wait would block.
             is_alone = os.getppid() != self._channel.parent
             return _reason(self._forked.collect(kill=is_alone), self._limits)
+        # memory: the runner's own count of its resident bytes, after the call.
         status, value, memory = json.loads(answer)
         grown = memory - self._base > self._limits["growth_mb"] * 2**20
         self.spent = status == "memory" or self.calls >= self._limits["calls"] or grown

@@ -92,8 +92,10 @@ def rational(value: Value) -> Fraction | None:
     """
     if not value.above:
         return Fraction(0)
+    # A number over a number.
     if set(value.above) == set(value.below) == {ONE}:
         return value.above[ONE] / value.below[ONE]
+    # A multiple of what is below: (2x + 2) / (x + 1) is 2.
     if value.above.keys() == value.below.keys():
         ratios = {value.above[mono] / value.below[mono] for mono in value.above}
         return ratios.pop() if len(ratios) == 1 else None
@@ -104,6 +106,7 @@ def add(a: Value, b: Value) -> Value:
     """a + b."""
     if a.below == b.below:
         return Value(_sum(a.above, b.above), a.below)
+    # a/b + c/d = (ad + cb) / (bd)
     above = _sum(_product(a.above, b.below), _product(b.above, a.below))
     return _fraction(above, _product(a.below, b.below))
 
@@ -147,6 +150,7 @@ def same(a: Value, b: Value) -> bool | None:
     >>> half = divide(number(1), root(number(2), 2)); same(half, divide(root(number(2), 2), number(2)))
     True
     """
+    # Equal forms need no work; else a/b = c/d is decided as ad - cb = 0.
     if a.above == b.above and a.below == b.below:
         return True
     if not _sum(_product(a.above, b.below), _product(b.above, a.below), -1):
@@ -163,6 +167,7 @@ def power(base: Value, exponent: Value) -> Value:
         return _whole_power(base, int(n))
     if n.denominator > 64 or abs(n.numerator) > MAX_POWER:
         raise TooLarge("a root of a very high degree")
+    # b^(p/q) = (b^(1/q))^p
     return _whole_power(root(base, n.denominator, principal=True), n.numerator)
 
 
@@ -212,6 +217,7 @@ def logarithm(a: Value) -> Value:
     """
     n = rational(a)
     if n is not None and n > 0 and (primes := prime_powers(n)) is not None:
+        # log Π p^k = Σ k log p
         total = number(0)
         for p, count in primes:
             total = add(total, multiply(number(count), thing(("log", p))))
@@ -224,6 +230,7 @@ def key(a: Value) -> tuple[Any, ...]:
     """A hashable name of the value; equal names mean equal values (not the other way round)."""
     if a.below == {ONE: Fraction(1)}:
         return (tuple(sorted(a.above.items(), key=repr)), ())
+    # By one coefficient of the denominator, so that multiples of above and below have one name.
     lead = a.below[min(a.below, key=repr)]
     above = {m: c / lead for m, c in a.above.items()}
     below = {m: c / lead for m, c in a.below.items()}
@@ -266,6 +273,7 @@ def _sum(a: Terms, b: Terms, sign: int = 1) -> Terms:
         if total:
             out[mono] = Fraction(total)
         else:
+            # A term that cancels is taken out: a sum of nothing is 0.
             out.pop(mono, None)
     if len(out) > MAX_TERMS:
         raise TooLarge("too many terms")
@@ -273,7 +281,9 @@ def _sum(a: Terms, b: Terms, sign: int = 1) -> Terms:
 
 
 def _product(a: Terms, b: Terms) -> Terms:
+    # A product counts as one step, and as more where coefficients are so long that their product is slow.
     _spend(len(a) * len(b) * (1 + (_bits(a) * _bits(b) >> 20)))
+    # A constant only changes coefficients: no terms to collect.
     for constant, other in ((b, a), (a, b)):
         if len(constant) == 1 and ONE in constant:
             return _multiple(other, constant[ONE])
@@ -328,10 +338,12 @@ def _whole_power(base: Value, n: int) -> Value:
     if n < 0:
         return _whole_power(divide(number(1), base), -n)
     if n > MAX_POWER:
+        # Any power of 0, 1 and -1 is known: only odd and even differ.
         if rational(base) in (0, 1, -1):
             return base if n % 2 else multiply(base, base)
         raise TooLarge("a very high power")
     _refuse_high_power(base, n)
+    # The exponents of a single term are multiplied; a sum is multiplied out, by squaring.
     if len(base.above) == len(base.below) == 1:
         return divide(_term_power(base.above, n), _term_power(base.below, n))
     return _by_squaring(base, n)
@@ -340,6 +352,7 @@ def _whole_power(base: Value, n: int) -> Value:
 def _refuse_high_power(base: Value, n: int) -> None:
     """Raises TooLarge before a power is computed: a coefficient's digits, and a sum's terms, grow with it."""
     for terms in (base.above, base.below):
+        # A coefficient of b bits is at least 2^(b - 1), so that its power has at least (b - 1) n bits.
         if (_bits(terms) - 1) * n > MAX_BITS or (len(terms) > 1 and n > 64):
             raise TooLarge("a very high power")
 
@@ -363,6 +376,7 @@ def _by_squaring(base: Value, n: int) -> Value:
 def _symbolic_power(base: Value, exponent: Value) -> Value:
     """b^(c0 + c1 m1 + …) = b^c0 · (b^m1)^c1 …: one generator per base and monomial of the exponent."""
     generators = _positive_base(base)
+    # Other powers stay as they stand, and decide nothing.
     if generators is None or exponent.below != {ONE: Fraction(1)} or len(exponent.above) > 20:
         return thing(("any", key(base), key(exponent)))
     out = number(1)
@@ -413,6 +427,7 @@ def mono_has_variable(mono: Monomial) -> bool:
 
 def _root_of_number(n: Fraction, degree: int, principal: bool) -> Value | None:
     if n < 0:
+        # √-n is i√n; an odd root of -n is minus that of n, unless it stays as it stands; other even roots stay too.
         positive = _root_of_number(-n, degree, principal)
         if positive is None or (degree != 2 and (degree % 2 == 0 or principal)):
             return None

@@ -23,6 +23,7 @@ def based(tokens: list[Token]) -> Based | None:
     (Based(digits='1101', base=2), None)
     """
     texts = [t.text for t in tokens]
+    # The base begins at the subscript or at a word with "base"; at 0 there would be no digits before it.
     cut = next((i for i, text in enumerate(texts) if text == "_" or "base" in text), 0)
     if not cut:
         return None

@@ -85,6 +85,7 @@ def _unknown(a: Answer, g: Answer) -> bool | None:
     # An answer that is no mathematics is wrong, and nothing equals such a gold; math-verify decides the rest.
     if isinstance(left, Unknown) and (not left.readable or (left.too_large and not isinstance(right, Unknown))):
         return False
+    # None only where math-verify may be able to read the gold.
     return None if not isinstance(right, Unknown) or right.readable else False
 
 
@@ -97,6 +98,7 @@ def _named(a: Answer, g: Answer) -> bool | None:
     assert isinstance(named, Named)
     if isinstance(other.shape, Equation):
         return False if named.equation is None else _proportional(named.equation, other.shape.difference)
+    # In the order (answer, gold), which judges do not treat alike.
     return _same(other, named.item) if swapped else _same(named.item, other)
 
 

@@ -8,18 +8,23 @@ from collections import deque
 MAX_READ = 200_000  # characters at the end of a completion that are searched: an answer stands at the end
 MAX_UNBOXED = 20_000  # the same, if there is no box
 
+# The command itself: not one that merely begins like it.
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
 # a box with its brace, or around the number or letter that follows; any other command; a brace
 _PIECE = re.compile(
     r"\\(?:boxed|fbox)\s*(?:\{|(?P<bare>[-+]?\.?\d[^\s{}$\\]*|(?<=\s)[A-Za-z](?=\s*(?:[$.,}]|$))))|\\.|[{}]", re.DOTALL
 )
+# "The final answer is", "result:", "solution =", in bold type too.
 _STATED = re.compile(
     r"\b(?:final\s+answer|answer|result|solution)\b\**\s*(?:\bis\b|\bare\b|[:=])\s*:?\**\s*", re.IGNORECASE
 )
+# Formulas between $$, $, \( \) and \[ \]: of bounded length, so that a search stays linear.
 _MATH = re.compile(
     r"\$\$([^$]{1,500})\$\$|(?<!\\)\$([^$\n]{1,500}?)(?<!\\)\$|\\\(([^$]{1,500}?)\\\)|\\\[([^$]{1,500}?)\\\]"
 )
+# With sign, currency, commas, a denominator and a percent sign.
 _NUMBER = re.compile(r"[-+\u2212]?[$€£]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:\s?/\s?\d+)?%?")
+# What ties the number behind it to the one in front: a list, a range, a sum.
 _LIST = re.compile(r"(?:,|;|\bor\b|\band\b|\bto\b|[-–~/*+^=<>])\s*$")
 
 
@@ -43,12 +48,14 @@ def last_box(text: str) -> str | None:
         if token == "{":
             open_at.append(None)
         elif token == "}":
+            # A brace that nothing has opened is left alone.
             box = open_at.pop() if open_at else None
             if box is not None:
                 best = (box[1], piece.start())
         elif piece["bare"]:
             best = piece.span("bare")
         elif token.endswith("{") and len(token) > 2:
+            # The brace of a box: an escaped one, "\{", has two characters.
             open_at.append(piece.span())
     return None if best is None else text[best[0] : best[1]]
 

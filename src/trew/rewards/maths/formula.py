@@ -38,6 +38,7 @@ def number_of(token: Token) -> Fraction:
         head, _, tail = token.text.partition("\\")
         period = "".join(c for c in tail if c.isdigit())
         whole, _, decimals = head.partition(".")
+        # 0.1(6) = 1/10 + 6/(9 · 10): the digits before the period, then the period over as many nines.
         fixed = Fraction(int((whole or "0") + decimals), 10 ** len(decimals))
         return fixed + Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(decimals))
     found = read_digits(token.text)
@@ -131,6 +132,7 @@ class _Parser:
             return True
         if kind == "command":
             return token[1:] in FUNCTIONS or token[1:] in NAMES or token in _STARTS
+        # Within bars the next one closes them.
         return token in ("(", "[", "{", "\\{") or (token == "|" and not self.bars)
 
     def factor(self) -> Value:
@@ -159,6 +161,7 @@ class _Parser:
         self.deeper()
         sign = self.signs()
         base = self.group() if self.peek() == "{" else self.primary(single=True)
+        # 2^3^2 is 2^(3^2): an exponent takes its own exponents.
         while self.peek() == "^":
             self.at += 1
             base = functions.power(base, self.exponent())
@@ -172,6 +175,7 @@ class _Parser:
             token = self.peek()
             if self.kind() == "word" and len(token) > 1 and token not in FUNCTIONS and token not in (*NAMES, "pi"):
                 first, rest = Token("word", token[0]), Token("word", token[1:])
+                # The run of letters is cut in two: what is behind its first letter is read next.
                 self.tokens = [*self.tokens[: self.at], first, rest, *self.tokens[self.at + 1 :]]
             return self.primary(single=True)
         self.take("{")
@@ -262,6 +266,7 @@ class _Parser:
 
     def unit(self) -> Value:
         r"""A unit, with a power in front (square inches), or with its amount where it is a currency: \$5."""
+        # Whether it has an amount already: a currency without one may stand in front of it.
         behind = is_value(self.tokens[: self.at])
         word = self.take().text
         if self.kind() == "unit" and word.lower() in units.POWERS:
@@ -309,6 +314,7 @@ class _Parser:
 
     def last_letter(self, word: str) -> Value:
         """The last letter of a run, to which alone an exponent or index behind the run belongs."""
+        # A copy: the caller's list stays as it is.
         self.tokens = [*self.tokens]
         self.tokens[self.at - 1] = Token("word", word[-1])
         final = self.named(word[-1])
@@ -333,6 +339,7 @@ class _Parser:
                 while self.peek() != "}":
                     inside.append(self.take().text)
                 self.take("}")
+                # The first of them is the opening brace.
                 name = f"{name}_{''.join(inside[1:])}" if end < self.at else name
             else:
                 name = f"{name}_{self.take().text}"
@@ -406,7 +413,9 @@ class _Parser:
             self.at += 1
             exponent = self.exponent()
             if algebra.rational(exponent) == -1:
+                # sin^{-1} is arcsin, and no reciprocal.
                 name, exponent = "arc" + name, None
+        # Counted, as arguments may be nested: degrees within any of them are π/180.
         self.arguments += name in _OF_ANGLES
         argument = self.argument()
         self.arguments -= name in _OF_ANGLES

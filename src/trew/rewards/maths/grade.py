@@ -89,6 +89,7 @@ def _guarded(completion: str, gold: Any, arguments: Mapping[str, Any]) -> Verdic
 
 
 def _exactly(completion: str, gold: Any, *, require_boxed: bool = True, thinking: bool = False) -> Verdict | _Undecided:
+    # The gold first: a broken row is told as such, whatever the model wrote.
     target = read_gold(gold)
     if target.problem:
         return bad_gold(target.problem)
@@ -196,6 +197,7 @@ def gold_problem(gold: Any) -> str:
         )
     if not isinstance(found.answer.shape, Unknown):
         return ""
+    # Against itself: it can then fail only by being unreadable.
     outcome = POOL.run(dict.fromkeys(("gold", "answer"), _formula(found.answer)))
     if outcome.status != "done":
         return f"math-verify cannot read it: {outcome.detail}"

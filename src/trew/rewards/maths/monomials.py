@@ -50,6 +50,7 @@ def tidied(exponents: dict[Generator, Fraction]) -> tuple[Fraction, Monomial]:
 def _number_in(g: Generator, e: Fraction) -> tuple[Fraction, Fraction]:
     """The rational number in g^e, and the exponent without it: 2^(5/2) = 4 * 2^(1/2), i^3 = -1 * i^1."""
     if g[0] == "prime":
+        # Rounded down, so that the exponent that is left lies in [0, 1), also for negative ones.
         whole = e.numerator // e.denominator
         if abs(whole) > MAX_POWER:
             raise TooLarge("too many digits")
@@ -63,6 +64,7 @@ def _number_in(g: Generator, e: Fraction) -> tuple[Fraction, Fraction]:
 def _unrooted(exponents: dict[Generator, Fraction], g: Generator) -> tuple[Fraction, Monomial]:
     """sqrt(A)^2 is A; where A is a sum, the square stays as it stands (and decides nothing)."""
     above, below = g[2]
+    # ``below`` is empty for the denominator 1 (algebra.key).
     if len(above) != 1 or below:
         return Fraction(1), tuple(sorted(exponents.items(), key=_order))
     [(mono, c)] = above

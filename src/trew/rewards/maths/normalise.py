@@ -26,11 +26,14 @@ _UNICODE = {
 }  # fmt: skip
 _SUPERSCRIPTS = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-", strict=True))
 _SUBSCRIPTS = dict(zip("₀₁₂₃₄₅₆₇₈₉", "0123456789", strict=True))
+# A fraction sign, with the digit of a mixed number before it: 1½.
 _VULGAR = re.compile(r"(\d?)([¼-¾⅐-⅞])")
 
+# Applied one after the other: each sees what those before it have made.
 _RULES: list[tuple[re.Pattern[str], str]] = [
     (re.compile(pattern), replacement)
     for pattern, replacement in [
+        # Space: between rows and digits, around brackets, between signs.
         (r"\\\\\s*\[[^\]\n]{0,20}\]", r"\\\\"),  # row spacing in matrices
         (r"(?<=\d)(?:\\,|\\ |\\;|\{,\}|,\\!|\\!,|\\!|~)\s*(?=\d{3}(?!\d))", ""),  # digit groups
         (r"(?<=\d),(?:\\[,; ])(?=\d{3}(?!\d))", ""),
@@ -40,15 +43,18 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"\\(?:thinspace|medspace|enspace|negthinspace)(?![A-Za-z])", " "),
         (r"\\(?:hspace|vspace|phantom|hphantom|vphantom|label|tag)\*?\{[^{}]*\}", " "),
         (r"(?<!\\)\\[!,;:> ]|~", " "),
+        # What only sets type: boxes, colours, delimiters of formulas.
         (r"\\(?:boxed|fbox)\s*\{", "{"),
         (r"\\(?:text)?color\s*\{[^{}]*\}", ""),
         (r"(?<!\\)\\#", ""),
         (r"(?<!\\)%", r"\\%"),
         (r"(?<!\\)\\[()\[\]]", " "),
+        # Variants of one command.
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
         (r"\\[dt]binom(?![A-Za-z])", r"\\binom"),
         (r"\\operatorname\*?\s*\{([A-Za-z]{2,})\}", r"\\\1 "),
         (r"\\(?:SI|qty)\s*\{([^{}]*)\}\s*(?=\{)", r"\1\\unit"),
+        # Upright type, from which units and words are read, and other fonts.
         (r"\\(?:math(?:rm|sf|up)|text(?:rm|bf|it|tt|sf|normal|up)?|[mh]box|emph|underline|operatorname|unit|si)\s*\{",
          r"\\text{"),
         (r"\{\s*\\(?:rm|sf|tt|it|bf)(?![A-Za-z])", r"\\text{"),
@@ -56,12 +62,14 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"\\mathbb\s*\{?\s*([RNZQC])\s*\}?", r"\\\1 "),
         (r"\\(?:mathbf|boldsymbol|bm|mathit|mathcal|vec|mathop|ensuremath)\s*(?=\{)", ""),
         (r"\\(?:rm|bf|it|mathit|mathrm)(?![A-Za-z])", " "),
+        # Degrees and relations.
         (r"\^\s*\{\s*\\circ\s*\}|(?:\^|(?<=\d))\s*\\circ(?![A-Za-z])|\\(?:text)?degrees?(?![A-Za-z])", r"\\degree "),
         (r"\\(?:leq|leqslant|le)(?![A-Za-z])|<=|=<", r"\\le "),
         (r"\\(?:geq|geqslant|ge)(?![A-Za-z])|>=", r"\\ge "),
         (r"\\(?:neq|ne|not\s*=)(?![A-Za-z])|!=|\\not=", r"\\ne "),
         (r"\\lt(?![A-Za-z])", "<"),
         (r"\\gt(?![A-Za-z])", ">"),
+        # Brackets.
         (r"\\lbrace(?![A-Za-z])", r"\\{"),
         (r"\\rbrace(?![A-Za-z])", r"\\}"),
         (r"\\(?:lbrack)(?![A-Za-z])", "["),
@@ -69,6 +77,7 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"\\(?:langle|lparen)(?![A-Za-z])", "("),
         (r"\\(?:rangle|rparen)(?![A-Za-z])", ")"),
         (r"\\(?:lvert|rvert|vert|mid)(?![A-Za-z])", "|"),
+        # Operators and other signs.
         (r"\\(?:cdot|times|ast)(?![A-Za-z])", "*"),
         (r"\{:\}", ":"),
         (r"\{\}(?=\s*\\degree)", ""),
@@ -86,6 +95,7 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
     ]
 ]  # fmt: skip
 
+# "The final answer is", in upright type too.
 _LEADING = re.compile(
     r"^\s*(\\text\{\s*)?(?:(?:the|our|final|correct)\s+)*(?:answer|result|solution)s?\s*(?:is|are|:|=)+\s*:?(\s*\})?",
     re.I,

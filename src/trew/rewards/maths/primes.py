@@ -83,6 +83,7 @@ def is_prime(n: int) -> bool:
         return False
     if any(n % p == 0 for p in _BASES):
         return n in _BASES
+    # Miller and Rabin: n - 1 = odd * 2^twos. A prime has base^odd = 1, or -1 after some squaring.
     odd, twos = n - 1, 0
     while odd % 2 == 0:
         odd //= 2

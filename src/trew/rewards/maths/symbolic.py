@@ -61,6 +61,7 @@ def _parsed(text: str) -> Any:
         basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False
     )
     names = ConversionConfig(interpret_as_mixed_fractions=True, interpret_contains_as_eq=True, lowercase_symbols=False)
+    # Symbols are real, unless the text has i or the complex numbers in it.
     real = not re.search(r"(?<![A-Za-z\\])i(?![A-Za-z])|\\C(?![A-Za-z])", text)
     try:
         found = latex2sympy(text, is_real=real, normalization_config=plain, conversion_config=names)
@@ -82,6 +83,7 @@ def _differ(gold: Any, answer: Any) -> bool:
         names = sorted(gold.free_symbols | answer.free_symbols, key=str)
         # Without variables one place is enough: the value is the same everywhere.
         for above, below in POINTS if names else POINTS[:1]:
+            # Rational points, another for each variable: nothing is rounded before N() computes 70 digits.
             point = {name: sympy.Rational(above + 2 * i, below + i) for i, name in enumerate(names)}
             if _far_apart(*(sympy.N(side.subs(point), DIGITS + 20) for side in (gold, answer))):
                 return True

@@ -24,6 +24,7 @@ MAX_TOKENS = 1000
 MAX_DIGITS = 1000
 MAX_TEXT = 3  # texts in texts
 
+# What a unit may follow: kinds of tokens, and signs that end a value.
 _VALUES = frozenset({"number", "repeating", "unit", "text"})
 _VALUE_ENDS = frozenset({")", "]", "}", "\\}", "!", "\\pi", "\\infty", "e", "i", "pi"})
 _SCALES = {"C": "celsius", "F": "fahrenheit"} | {
@@ -34,6 +35,7 @@ _JOINERS = {"or": "\\or", "and": "\\and"}
 _MULTIPLES = {"hundred": "2", "thousand": "3", "million": "6", "billion": "9", "trillion": "12"}
 _UNIT_COMMANDS = frozenset({"\\$", "\\%", "\\degree", "\\cent", "\\euro", "\\pounds", "\\yen", "\\rupee"})
 
+# In this order: a repeating decimal before a number, texts and matrices before commands, o'clock before letters.
 _TOKEN = re.compile(
     r"""(?P<repeating>\d*\.\d*\\(?:overline|bar|dot)\s*\{?\d{1,50}\}?)
     |(?P<number>(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d{1,4}(?![\d.]))?)
@@ -234,6 +236,7 @@ class _Scanner:
         if self.level >= MAX_TEXT:
             raise TooLarge("texts in texts")
         before = len(self.out)
+        # Into the same list: a unit in the text must see the value before it.
         inner = _Scanner(token[len("\\text{") : -1], self.out, groups=self.groups, level=self.level + 1)
         try:
             inner.scan()
@@ -278,6 +281,7 @@ def _second_of_fraction(out: list[Token]) -> bool:
     if out[-1].text != "}":
         return False
     depth = 0
+    # Only so far back: a look through all tokens for each of them would take quadratic time.
     for i in range(len(out) - 1, max(-1, len(out) - 200), -1):
         depth += {"}": 1, "{": -1}.get(out[i].text, 0)
         if depth == 0:

@@ -64,6 +64,7 @@ BARE = frozenset(_BARE.split())
 CURRENCY = frozenset({"dollar", "euro", "GBP", "yen", "rupee"})
 ANGLES = frozenset({"degree", "radian"})
 CLOCK = frozenset({"am", "pm", "noon", "midnight"})
+# Names that may mean one unit: a pound of mass or of money, a degree of an angle or of temperature.
 _ALIKE = frozenset(
     frozenset(pair)
     for pair in (

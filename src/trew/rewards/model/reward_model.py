@@ -98,6 +98,7 @@ class ModelReward:
                 f"model {source} scores tokens ({head} classifier), so it needs args.step_mark, the text that ends a "
                 'step, for example step_mark = "\\n\\n"'
             )
+        # Loaded for its errors, which belong to the checks before a run.
         _ = reward.encoder
         return reward
 
@@ -157,6 +158,7 @@ class ModelReward:
                 continue
             served += 1
             try:
+                # With one character as the completion, the shortest there is.
                 length = len(self.encoder.whole(prompt, "."))
             except DataError as error:
                 return [f"{self.who}: {error}"]
@@ -185,6 +187,7 @@ class ModelReward:
             verdicts = judge([(groups[g].prompt, groups[g].rollouts[i]) for g, i in asked], scorer)
         except DataError as error:
             raise RewardError(f"{self.who}: {error}") from None
+        # All are scored together: each counts for an equal share of the time.
         each = (time.perf_counter() - start) / max(len(asked), 1)
         for (g, i), (value, steps, detail) in zip(asked, verdicts, strict=True):
             status = "not_applicable" if value is None else "scored"

@@ -30,6 +30,7 @@ def token_batches(lengths: Sequence[int], *, budget: int) -> list[list[int]]:
     """
     batches: list[list[int]] = []
     widest = 0
+    # Longest first, so that the first row of a batch is its width.
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         if not batches or (len(batches[-1]) + 1) * widest > budget:
             batches.append([])
@@ -60,6 +61,7 @@ class Encoder:
     def whole(self, prompt: Prompt, text: str) -> list[int]:
         """Prompt and completion. Raises DataError if there is no template, or it refuses the messages."""
         spelled = any(token in text for token in self._special)
+        # A text has the tokenizer's own special tokens; a rendered chat has those of its template.
         if prompt.messages is None:
             if spelled:
                 return [*self.tokenizer(prompt.text)["input_ids"], *self._letters(text)]
@@ -69,6 +71,7 @@ class Encoder:
         rendered = self._template(turns, uid=prompt.uid, generation_prompt=False)
         if not spelled:
             return self._bare(rendered)
+        # The last one: a prompt may hold the word as well.
         head, _, tail = rendered.rpartition(_REPLY)
         return [*self._bare(head), *self._letters(text), *self._bare(tail)]
 
@@ -140,6 +143,7 @@ class Scorer:
         out: list[list[float]] = [[] for _ in rows]
         for batch in token_batches([len(row) for row in rows], budget=self.budget):
             logits = self._forward([rows[i] for i in batch])  # (B, T, labels)
+            # (B, T, labels) -> (B, T)
             values = logits[..., 0] if self.labels == 1 else logits.softmax(dim=-1)[..., 1]
             for row, i in enumerate(batch):
                 out[i] = values[row, torch.tensor(list(places[i]), device=values.device)].tolist()
@@ -176,6 +180,7 @@ class Scorer:
             raise RewardError(
                 "the reward model's configuration has no pad_token_id, and its texts use every token there is; set one"
             )
+        # The model finds the last token that is not padding by its configuration.
         config.pad_token_id = free
         try:
             yield free

@@ -39,6 +39,7 @@ class RewardHost:
         elif path not in self._work or method != "POST":
             await answer(send, 404, f"a reward host has GET {ABOUT}, POST {GRADE} and POST {CALL}, not {method} {path}")
         else:
+            # The slot first: no more than AT_ONCE bodies are in memory.
             async with self._slots:
                 body = await _body(receive, self.most_bytes)
                 if body is None:
@@ -52,6 +53,7 @@ class RewardHost:
         working = asyncio.get_running_loop().run_in_executor(self._threads, self._done, path, body)
         headers = [(b"content-type", b"application/json")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
+        # White space in front, which JSON ignores.
         while not (await asyncio.wait((working,), timeout=BEAT_S))[0]:
             await send({"type": "http.response.body", "body": b" ", "more_body": True})
         await send({"type": "http.response.body", "body": await working})

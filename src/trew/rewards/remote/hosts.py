@@ -90,6 +90,7 @@ class RemoteHost:
         try:
             with self._client().stream(method, f"{self.address}{path}", content=body, headers=given) as response:
                 for piece in response.iter_bytes():
+                    # Spaces in front are the host's signs of life, which must not fill the memory.
                     pieces.append(piece.lstrip(b" ") if not size else piece)
                     size += len(pieces[-1])
                     if size > MOST_BYTES or time.monotonic() > until:
@@ -117,6 +118,7 @@ class RewardHosts:
 
     def __init__(self, hosts: Sequence[RemoteHost], *, own: Mapping[str, Any], tell: Callable[[str], None]) -> None:
         self.hosts = [*hosts]
+        # Through JSON, as the hosts' descriptions come.
         self._own, self._tell = json.loads(json.dumps(own)), tell
         self._lock, self._ending = threading.Lock(), threading.Event()
 
@@ -146,12 +148,14 @@ class RewardHosts:
 
     def grade(self, number: int, kind: str, items: Sequence[tuple[str, Any, Mapping[str, Any]]]) -> list[Verdict]:
         """The verdicts of the run's reward ``number``, a built-in of this kind, on (completion, gold, arguments)."""
+        # Parts for every place on every host, none larger than MOST_ITEMS.
         size = max(1, min(MOST_ITEMS, -(-len(items) // (AT_ONCE * len(self.hosts)))))
         parts = [items[i : i + size] for i in range(0, len(items), size)]
 
         def one(part: Sequence[tuple[str, Any, Mapping[str, Any]]]) -> list[Verdict]:
             body = encode([number, part])
             found = self._ask(GRADE, body, lambda rows: unpacked_verdicts(rows, len(part)), seconds=WORK_S)
+            # None: no host is left.
             return graded_together(KINDS[kind], part) if found is None else found
 
         done = run_together(one, parts, size=AT_ONCE * len(self.hosts))
@@ -167,6 +171,7 @@ class RewardHosts:
                 raise ValueError(f"{len(outcome.values)} values for {len(call.samples)} completions")
             return outcome
 
+        # A verl function is called once for each completion, each time with the whole limit.
         per_completion = len(call.samples) if call.function.verl else 1
         return self._ask(CALL, body, read, seconds=WORK_S + per_completion * (call.limit or 0.0))
 
@@ -197,6 +202,7 @@ class RewardHosts:
 
     def _lose(self, host: RemoteHost, why: str) -> None:
         with self._lock:
+            # Only the first of several requests that fail on a host tells it and waits for its return.
             known, host.usable = not host.usable, False
         if known or self._ending.is_set():
             return

@@ -82,6 +82,7 @@ class ActorHost(RemoteHost):
     def begin(self) -> None:
         if self._started is None:
             self.order()
+        # Each start is waited for once; the next begin() asks again.
         started, self._started = self._started, None
         try:
             found = self._ray.get(started, timeout=START_S)

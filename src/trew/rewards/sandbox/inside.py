@@ -15,12 +15,14 @@ import sys
 
 def set_limits(cpu, memory, processes, file):
     limits = (
+        # CPU: SIGXCPU at the soft limit can be caught, SIGKILL at the hard one cannot.
         ("CPU", cpu, cpu + 1), ("AS", memory, memory), ("NPROC", processes, processes), ("FSIZE", file, file),
         ("NOFILE", 128, 128), ("CORE", 0, 0), ("MEMLOCK", 0, 0), ("MSGQUEUE", 0, 0),
     )  # fmt: skip
     for name, soft, hard in limits:
         what = getattr(resource, "RLIMIT_" + name)
         most = resource.getrlimit(what)[1]
+        # A hard limit can only be lowered. RLIM_INFINITY is -1, which min() would take for the smallest.
         if most != resource.RLIM_INFINITY:
             soft, hard = min(soft, most), min(hard, most)
         resource.setrlimit(what, (soft, hard))
@@ -36,6 +38,7 @@ def read_all(descriptor):
 
 def run(source, name, names=(), path="main.py"):
     """Runs source text as a module, as the interpreter's loader does with a file."""
+    # From the frozen module, which is loaded already; importlib would have to be imported.
     base = sys.modules["_frozen_importlib_external"].SourceFileLoader
 
     class Loader(base):
@@ -133,8 +136,10 @@ class JsonPipe:
     def _named(self, value):
         """A built-in type by its name, an exact number by its digits, and what is no plain value by its type's name."""
         kind = type(value)
+        # kind is type: a metaclass of the program's own could answer anything for the name.
         if kind is type and getattr(sys.modules["builtins"], type.__getattribute__(value, "__name__"), None) is value:
             return f'["y",{self.quote(type.__getattribute__(value, "__name__"))}]'
+        # By name: importing decimal and fractions takes time, and few programs use them.
         if f"{kind.__module__}.{kind.__qualname__}" in ("decimal.Decimal", "fractions.Fraction"):
             return f'["{kind.__name__[0]}",{self.quote(str(value))}]'
         return f'["o",{self.quote(str(kind.__name__))}]'
@@ -212,6 +217,7 @@ CONTAINERS = ((list, "l"), (tuple, "t"), (set, "s"), (frozenset, "z"))
 # ==== calls
 def answer_calls(line, entry, names, program):
     """Imports the program, then answers calls until the channel closes."""
+    # Bound before the program runs, which may replace them.
     leave, encoded, quote = os._exit, line.encoded, line.quote
     try:
         function = run(program, "solution", names)[entry]
@@ -237,12 +243,14 @@ def run_tests(line, entry, names, tests):
 
     def candidate(*arguments, **keywords):
         texts = line.encoded(arguments), line.encoded(keywords)
+        # Quotes in strings are escaped, so that a string cannot hold this mark.
         if '["o",' in texts[0] + texts[1]:
             raise ChannelClosed("an argument is no plain value")
         line.send(f'["call",{texts[0]},{texts[1]}]')
         mark, *rest = line.receive()
         if mark == "r":
             return line.decoded(rest[0])
+        # A built-in exception is raised again, for asserts that expect it.
         kind = getattr(sys.modules["builtins"], rest[0], None)
         # StopIteration would end a loop over the calls, as if all had been made.
         if isinstance(kind, type) and issubclass(kind, Exception) and kind not in (StopIteration, StopAsyncIteration):
@@ -252,9 +260,11 @@ def run_tests(line, entry, names, tests):
     verdict = "true", "", ""
     try:
         names = run(tests, "tests", {**names, entry: candidate, "candidate": candidate}, path="asserts")
+        # HumanEval's tests only define check.
         if callable(names.get("check")) and names["check"] is not candidate:
             names["check"](candidate)
     except BaseException as error:
+        # The line of the asserts that is nearest to the error: its trace may end in this file.
         trace, at = error.__traceback__, 0
         while trace is not None:
             at = trace.tb_lineno if trace.tb_frame.f_code.co_filename == "asserts" else at
@@ -280,6 +290,7 @@ def main():
             sys.stderr.write(f"SETUP: {type(error).__name__}: {error}")
             return
     os.write(reply, b"started\n")
+    # Hides the descriptors' numbers from the program.
     sys.argv[:] = ["main.py"]
     if mode == "script":
         os.close(reply)

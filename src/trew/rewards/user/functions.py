@@ -95,6 +95,7 @@ class UserFunction:
     def _call(self, function: Callable[..., Any], keywords: dict[str, Any]) -> Any:
         if self.accepts is not None:
             keywords = {name: value for name, value in keywords.items() if name in self.accepts}
+        # Positional-only parameters have no names to a caller: their values go first, in their order.
         leading = [keywords.pop(name) for name in self.positional if name in keywords]
         return function(*leading, **keywords)
 

@@ -84,6 +84,7 @@ def _named(module: ModuleType, path: Path, name: str) -> Callable[..., Any]:
 
 
 def _run_file(path: Path) -> ModuleType:
+    # By path: two files of one name are two modules.
     tag = hashlib.sha256(str(path).encode("utf-8", "surrogateescape")).hexdigest()[:8]
     name = f"trew_user_reward_{tag}"
     spec = importlib.util.spec_from_file_location(name, path)

@@ -18,6 +18,7 @@ def packed_calls(calls: Sequence[FunctionCall]) -> tuple[list[Any], list[Any]]:
     for call in calls:
         rows = []
         for sample in call.samples:
+            # By identity: prompts hold tables, and so cannot be keys.
             if id(sample.prompt) not in numbers:
                 numbers[id(sample.prompt)] = len(prompts)
                 p = sample.prompt

@@ -93,6 +93,7 @@ def _apart(
     Raises RewardError if the run must end.
     """
     count = len(ask.samples)
+    # A single completion needs no search: it is the one.
     if count == 1 and fault.kind != "returned":
         return replace(outcome, values=[None], faults={0: fault}, whole=None)
     if not _passes(ask, fault):

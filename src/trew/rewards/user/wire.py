@@ -61,6 +61,7 @@ def _plain(value: Any) -> Any:
 
 def _plain_table(table: Mapping[Any, Any]) -> dict[str, Any]:
     """A table as it is where JSON can hold its keys, else as pairs: JSON makes text of every key."""
+    # TAG as a key could be taken for one of our own tables.
     if all(type(key) is str for key in table) and TAG not in table:
         return {key: _plain(v) for key, v in table.items()}
     return {TAG: "pairs", "v": [[_plain(k), _plain(v)] for k, v in table.items()]}
@@ -109,6 +110,7 @@ def _restored(table: dict[str, Any]) -> Any:
         return {_key(k): value for k, value in v}
     if kind in ("array", "number"):
         array = np.array(v, dtype=np.dtype(table["d"]))
+        # [()] makes a numpy scalar of an array without dimensions.
         return array if kind == "array" else array[()]
     return _READERS[kind](v)
 

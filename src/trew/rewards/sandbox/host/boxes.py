@@ -118,6 +118,7 @@ class Boxes:
         return lambda: landlock.give_up_rights(self._rules, user=self.design.user)
 
     def _bwrap_arguments(self) -> list[str]:
+        # Namespaces and rights: nothing is shared, and no capability is left.
         made = [
             self._bwrap, "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session", "--cap-drop", "ALL",
             "--uid", str(NOBODY), "--gid", str(NOBODY), "--hostname", "sandbox",
@@ -126,6 +127,7 @@ class Boxes:
             made.append("--clearenv")
         if "--disable-userns" in self._has:
             made.append("--disable-userns")
+        # The runtime, read-only.
         if self._root:
             made += ["--ro-bind", self._root, "/"]
         else:
@@ -133,6 +135,7 @@ class Boxes:
                 made += ["--ro-bind", real, path]
             for hidden in self.runtime.hidden:
                 made += ["--tmpfs", hidden, "--remount-ro", hidden]
+        # Devices, and the one folder that takes files.
         for device in ("/dev/null", "/dev/urandom"):
             made += ["--dev-bind", device, device]
         if "--size" in self._has:  # a tmpfs without a size limit could fill the memory, so then there is none

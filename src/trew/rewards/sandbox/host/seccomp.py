@@ -80,6 +80,7 @@ def program(*, own_pid: int | None = None) -> bytes:
     column = _COLUMN[platform.machine()]
     lists = [_READ, _PLAIN] + ([] if own_pid is not None else [_CHANGE_FILES, _PROCESSES])
     judged = _numbers(_JUDGED, column)
+    # kill and tgkill are allowed by a list without own_pid, and judged below with it.
     allowed = sorted({n for text in lists for n in _numbers(text, column).values()} - set(_always_judged(judged)))
     # An instruction is (operation, skip if true, skip if false, operand), with skips relative to the next one.
     code: list[Instruction] = [

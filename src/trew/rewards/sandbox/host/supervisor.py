@@ -113,11 +113,13 @@ class Supervisor:
             pipes |= {"stdout": os.pipe(), "stderr": os.pipe()}
         else:  # standard output is discarded: values travel over ``line``
             pipes["stderr"] = os.pipe()
+        # Standard output of a function is not looked at, but it needs a place.
         out, err = pipes["stdout"][1] if mode == "script" else sink, pipes["stderr"][1]
         limits = (job["cpu"], job["memory"] + _EXTRA, self.boxes.task_limit(job["processes"]), job["file"])
         # Reopened, because a duplicate would share its file offset with the boxes before.
         held.append(os.open(f"/proc/self/fd/{self.inside[mode]}", os.O_RDONLY))
         arguments = ["-c", _BOOT, str(held[2]), mode, job.get("entry", "-")]
+        # In the order in which inside.main reads them.
         arguments += [str(n) for n in (*held[:2], request_read, reply_write, *limits)]
         try:
             pid = self.boxes.start(arguments, stdin=stdin_at, stdout=out, stderr=err,
@@ -157,6 +159,7 @@ class Supervisor:
         ready = self._line(box, judge)
         while ready is not None:
             answered = ready  # the program's last line: how its import, or its last call, went
+            # The judge's next call, or its last line, which says whether all asserts held.
             line = self._line(judge, box)
             if line is None or not line.startswith(b'["call",'):
                 done = line or b""
@@ -228,6 +231,7 @@ class Supervisor:
                 if os.getppid() != self.parent:  # the run has ended: no process is left to read the answer
                     tree.end_children()
                     os._exit(1)
+            # A limit of one box ends the job: the other would wait for it.
             if any(box.stopped for box in self.boxed):
                 tree.end_children()
                 return
@@ -262,6 +266,7 @@ class Supervisor:
             except BlockingIOError:
                 return
             except BrokenPipeError:
+                # It reads no more: its end is noticed when it is reaped.
                 box.unsent.clear()
 
     def _read(self, box: Box, descriptor: int, *, all_of_it: bool = False) -> None:
@@ -319,6 +324,7 @@ class Supervisor:
 def inside_of_boxes() -> dict[str, bytes]:
     """Compiles ``inside.py`` for every mode, with only the sections that the mode needs."""
     with open(os.path.join(os.path.dirname(__file__), "..", "inside.py"), encoding="utf-8") as file:
+        # Sections of inside.py begin with this mark and their name.
         first, *rest = file.read().split("# ==== ")
     sections = [("all", first), *(part.split("\n", 1) for part in rest)]
     wanted = {"script": (), "calls": ("values", "calls"), "tests": ("values", "tests")}
@@ -328,6 +334,7 @@ def inside_of_boxes() -> dict[str, bytes]:
         for mode, names in wanted.items():
             with open(source, "w", encoding="utf-8") as file:
                 file.write("".join(code for name, code in sections if name in ("all", *names)))
+            # optimize: of this file alone. Programs and asserts are compiled in the box, where asserts must stay.
             py_compile.compile(source, compiled, dfile="inside.py", doraise=True, optimize=2)
             with open(compiled, "rb") as file:
                 made[mode] = file.read()
