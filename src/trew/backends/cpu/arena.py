@@ -40,6 +40,7 @@ def keep_freed_memory() -> bool:
     """Switches this process over; returns whether it could. False with another C library or allocator."""
     if not sys.platform.startswith("linux"):
         return False
+    # The process itself: the C library that torch allocates from. Some, like musl, have no mallopt.
     c = ctypes.CDLL(None)
     if getattr(c, "mallopt", None) is None:
         return False
@@ -60,9 +61,11 @@ def zeros(shapes: Sequence[Sequence[int]]) -> list[Tensor]:
     for shape in shapes:
         starts.append(end)
         end += -(-4 * math.prod(shape) // 64) * 64  # 4 bytes each, rounded up to a cache line
+    # At least one byte: mmap refuses a size of 0.
     memory = _mapping(max(end, 1))
     if memory is None:  # torch's own error says best how much memory is lacking
         return [torch.zeros(*shape) for shape in shapes]
+    # Views into the mapping, each of which keeps it alive.
     return [
         torch.frombuffer(memory, dtype=torch.float32, count=math.prod(shape), offset=start).view(tuple(shape))
         for shape, start in zip(shapes, starts, strict=True)
@@ -101,13 +104,16 @@ class Arena:
 
     def give_back(self) -> None:
         """Memory of turns that have ended, to the operating system."""
+        # Never waits: a turn in progress still uses its blocks, and keeps them.
         if self._lock.acquire(blocking=False):
             self._blocks = []
             self._lock.release()
 
     def alloc(self, *shape: int, dtype: torch.dtype) -> Tensor:
         """Returns uninitialised memory, aligned to 64 bytes: a cache line, and the widest vector."""
+        # Rounded up to a cache line, so that the next allocation is aligned too.
         size = -(-math.prod(shape) * dtype.itemsize // 64) * 64
+        # The new block is as large as all blocks before it and this request together: see lease().
         if not self._blocks or self._taken + size > len(self._blocks[-1]):
             self._blocks.append(_block(sum(map(len, self._blocks)) + size))
             self._taken = 0
@@ -130,6 +136,7 @@ def _block(size: int) -> Tensor:
     memory = (_mapping(2 * size) or _mapping(size)) if sys.platform.startswith("linux") else None
     if memory is not None:
         return torch.frombuffer(memory, dtype=torch.uint8)
+    # torch promises less than 64: cuts the start off up to the next cache line.
     block = torch.empty(size + 64, dtype=torch.uint8)
     return block[-block.data_ptr() % 64 :]
 
@@ -155,17 +162,20 @@ def _room_for_small() -> None:
     """
     c = _c_library()
     c.mallopt(M_MXFAST, 0)
+    # All are taken before the first is freed: malloc would hand a chunk that was freed at once out again.
     blocks = []
     for size, count in SMALL.items():
         for _ in range(count):
             blocks.append(c.malloc(size - HEADER))
             c.malloc(HEADER)  # never freed
+    # Only the chunks of SMALL are freed; the fences between them stay for the life of the process.
     for block in blocks:
         c.free(block)
 
 
 def _c_library() -> ctypes.CDLL:
     c = ctypes.CDLL(None)
+    # Declared, because ctypes takes results for 32-bit integers and would cut addresses off.
     c.malloc.restype, c.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     c.free.restype, c.free.argtypes = None, [ctypes.c_void_p]
     c.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]

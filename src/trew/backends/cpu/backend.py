@@ -44,6 +44,7 @@ class CpuBackend:
 
     def missing(self) -> str:
         found = build.library()
+        # Who switched the library off needs no advice to install a compiler.
         if not isinstance(found, str) or build.switched_off():
             return found if isinstance(found, str) else ""
         return f"{found}; install gcc or clang (Debian, Ubuntu: apt install gcc) for trew's own"
@@ -59,7 +60,9 @@ class CpuBackend:
             found = KernelRunner.of(model, settings, self.arena)
             if not isinstance(found, str):
                 return found
+        # From here on autograd keeps activations of this model in the heap: see _turn.
         self.in_heap = True
+        # Without a compiler all of it is torch's: plain head, plain linear layers.
         head = functools.partial(CompiledHead, products=self.products, arena=self.arena) if compiled else FusedHead
         files = weights_in_files(model, None) if settings.release_after_use else None
         return AutogradRunner(
@@ -74,6 +77,7 @@ class CpuBackend:
         return found if isinstance(found, str) else CpuBody(found, self.arena)
 
     def decoder(self, model: Any, work: Decoding) -> AbstractContextManager[Decoder] | str:
+        # First, before anything is allocated for generation.
         self._turn()
         if (why := unusable(model)) is not None:
             return why
@@ -96,6 +100,7 @@ class CpuBackend:
 
     @contextmanager
     def _through_forward(self, model: Any, work: Decoding) -> Iterator[Decoder]:
+        # Packs the weights as they are when the block is entered, which is when a generator's code begins to run.
         packed = packed_forwards(model, autocast=work.autocast) if self.products else {}
         made = CompiledForward(model, slots=work.slots, max_tokens=work.max_tokens, packed=packed, draws=self.layers)
         yield made
@@ -145,6 +150,7 @@ class CompiledForward(ForwardDecoder):
 def _few_are_trained(model: Any) -> bool:
     """Whether gradients are too small to take the room in the heap that weights laid out for generation had. There the
     weights would not find it again either, once a step has left something small in it."""
+    # Fewer than half of all numbers, as with LoRA.
     every = [(p.numel(), p.requires_grad) for p in model.parameters()]
     return 2 * sum(n for n, trained in every if trained) < sum(n for n, _ in every)
 

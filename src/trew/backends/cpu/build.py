@@ -76,6 +76,7 @@ def kernel(name: str, dtype: torch.dtype | None, arguments: str) -> Any:
     pointers, integers and floats. The function returns an int64 or nothing."""
     found = library()
     assert not isinstance(found, str), found
+    # One C function per type T, name_f32 and name_bf16: kernels.c includes the .inc files once for each.
     function = getattr(found, name if dtype is None else f"{name}_{SUFFIX[dtype]}")
     function.argtypes, function.restype = [_TYPES[a] for a in arguments], ctypes.c_int64
     return function
@@ -109,6 +110,7 @@ def _built(compiler: str, *, openmp: bool) -> Path:
     flags = [*FLAGS, *(["-fopenmp"] if openmp else [])]
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True, timeout=30).stdout
     digest = hashlib.blake2b(digest_size=12)
+    # The NUL keeps two different lists of parts from giving the same bytes.
     for part in (*(here.joinpath(name).read_text() for name in SOURCES), version, " ".join(flags), _processor()):
         digest.update(part.encode() + b"\0")
     folder = cache_folder()
@@ -116,6 +118,7 @@ def _built(compiler: str, *, openmp: bool) -> Path:
     if path.is_file():
         return path
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    # In the folder of the result, because replace() cannot move a file to another file system.
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         made, both = Path(scratch) / "kernels.o", Path(scratch) / "kernels.so"
         for command in (

@@ -123,16 +123,19 @@ class CompiledDecoder:
         return number
 
     def withdraw(self, prompt: int, count: int) -> None:
+        # ``left`` counts running, held and future rows alike: the prompt's pages go with the last of them.
         self.prompts[prompt].left -= count
         if not self.prompts[prompt].left:
             self.cache.give(self.prompts.pop(prompt).pages)
 
     @torch.no_grad()
     def add(self, prompts: Sequence[int]) -> Tensor:
+        # Prompts that no earlier call has computed, each once and in order.
         fresh = [p for p in dict.fromkeys(prompts) if self.prompts[p].logits is None]
         for part in _parts(fresh, lengths=[len(self.prompts[p].ids) for p in fresh]):
             self._prefill(part)
         self.running += [_Sequence(p, self.steps) for p in prompts]
+        # The tables of the last step lack the new rows.
         self.newest = None
         first = [self.prompts[p].logits for p in prompts]
         return torch.stack([logits for logits in first if logits is not None])
@@ -169,17 +172,21 @@ class CompiledDecoder:
 
     @torch.no_grad()
     def resume(self, held: Sequence[int], tokens: Sequence[Sequence[int]]) -> Tensor:
+        # Each row goes on in its last page, which may be partly filled, and takes pages for the tokens to be fed.
         rows, begins = [], []
         for number, new in zip(held, tokens, strict=True):
             row = self.held.pop(number)
             length = row.length + len(new)
             pages = [*row.pages, *self.cache.take(-(-length // PAGE) - len(row.pages))]
+            # Born as many steps ago as it has tokens: the next step gives its next token index ``length``.
             rows.append(_Sequence(row.prompt, self.steps - length, pages))
             begins.append(row.length)
+        # One row of the pass per fed token: sequence, behind, pages are (sum of counts,).
         counts = torch.tensor([len(new) for new in tokens])
         sequence = torch.arange(len(rows), dtype=torch.int32).repeat_interleave(counts)
         ages = [range(begin, begin + len(new)) for begin, new in zip(begins, tokens, strict=True)]
         behind = _int32([age for of_row in ages for age in of_row])
+        # Page of each fed token. A completion begins on a new page, so token ``age`` lies on its page age // PAGE.
         pages = _int32([row.pages[age // PAGE] for row, of_row in zip(rows, ages, strict=True) for age in of_row])
         prompts = _int32([len(self.prompts[row.prompt].ids) for row in rows])
         found = PagedRows(
@@ -213,11 +220,13 @@ class CompiledDecoder:
             self.newest.positions.add_(1)
             self.newest.places.add_(1)
             return self.newest
+        # Index of each row's next token behind its prompt.
         ages = [self.steps - row.born - 1 for row in self.running]
         places = [age % PAGE for age in ages]
         for row, place in zip(self.running, places, strict=True):
             if place == 0:
                 row.pages += self.cache.take(1)
+        # The fullest page takes PAGE - 1 - max(places) more tokens after this one.
         self.full = self.steps + PAGE - max(places)
         self.newest = PagedRows(
             sequences=self._sequences([(row.prompt, row.pages) for row in self.running]),
@@ -237,9 +246,11 @@ class CompiledDecoder:
         for p in prompts:
             self.prompts[p].pages = self.cache.take(-(-len(self.prompts[p].ids) // PAGE))
         sequences = self._sequences([(p, []) for p in prompts])
+        # Tokens of all prompts one after another, (sum of lengths,): sequence and positions tell whose each one is.
         lengths = torch.tensor([len(row) for row in ids])
         sequence = torch.arange(len(prompts), dtype=torch.int32).repeat_interleave(lengths)
         positions = torch.cat([torch.arange(int(length), dtype=torch.int32) for length in lengths])
+        # Prompts have no own pages here: position p of a prompt lies on its page p // PAGE.
         pages = sequences.table[sequence.long(), (positions // PAGE).long()]
         rows = PagedRows(sequences, sequence, positions, pages, positions % PAGE)
         last = self._last([token for row in ids for token in row], rows, lengths)
@@ -263,6 +274,7 @@ class CompiledDecoder:
     def _sequences(self, of: Sequence[tuple[int, list[int]]]) -> Sequences:
         """Builds the kernels' tables from each sequence's (prompt, own pages)."""
         prompts = [self.prompts[p] for p, _ in of]
+        # Padded to (S, width) with page 0, which is never read: a query sees its sequence up to its own position.
         pages = [[*prompt.pages, *own] for prompt, (_, own) in zip(prompts, of, strict=True)]
         width = max(map(len, pages))
         return Sequences(
@@ -278,6 +290,7 @@ class CompiledDecoder:
     def _logits(self, hidden: Tensor) -> Tensor:
         """Returns the float32 logits (rows, V) of hidden states (rows, H)."""
         logits = product(hidden.float(), self.head)
+        # Soft cap of the logits: cap tanh(z / cap).
         cap = self.parts.logit_cap
         return (logits / cap).tanh_().mul_(cap) if cap else logits
 

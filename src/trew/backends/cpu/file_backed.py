@@ -54,7 +54,9 @@ def _files() -> list[tuple[int, int]]:
     except OSError:
         return []
     for line in lines:
+        # Columns: addresses, rights, offset, device, inode, and a path that may be missing.
         addresses, rights, _, _, inode, *_ = line.split()
+        # "p": private. Inode 0: anonymous memory, whose content would be lost.
         if rights.endswith("p") and inode != "0":
             start, stop = (int(a, 16) for a in addresses.split("-"))
             found.append((start, stop))
@@ -74,6 +76,7 @@ def _joined(spans: Iterable[tuple[int, int]], files: Sequence[tuple[int, int]]) 
     """The spans inside of ``files``, those that touch or overlap as one."""
     joined: list[list[int]] = []
     for start, stop in spans:
+        # Left alone: memory outside of files, or a tensor in more than one mapping.
         if not any(first <= start and stop <= last for first, last in files):
             continue
         if joined and start <= joined[-1][1]:
@@ -86,6 +89,7 @@ def _joined(spans: Iterable[tuple[int, int]], files: Sequence[tuple[int, int]]) 
 def _unwritten(start: int, stop: int) -> bool:
     """Whether all pages still belong to the file, or are not in memory."""
     page = mmap.PAGESIZE
+    # pagemap has 8 bytes per page.
     wanted = (stop - start) // page * 8
     try:
         table = os.open("/proc/self/pagemap", os.O_RDONLY)
@@ -98,4 +102,5 @@ def _unwritten(start: int, stop: int) -> bool:
     pages = np.frombuffer(read, dtype=np.uint64)
     # A page copied on write is anonymous: present without OF_A_FILE, or swapped out (file pages are never swapped).
     ours = (pages & np.uint64(SWAPPED) != 0) | (pages & np.uint64(PRESENT | OF_A_FILE) == np.uint64(PRESENT))
+    # After a short read, the state of the remaining pages is unknown.
     return len(read) == wanted and not ours.any()

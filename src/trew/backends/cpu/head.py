@@ -24,16 +24,19 @@ class CompiledHead(FusedHead):
 
     @contextmanager
     def working(self) -> Iterator[CompiledHead]:
+        # The lease may be of another arena than self.arena, so a head that allocates from that one does the work.
         with self.arena.lease() as arena:
             yield replace(self, arena=arena)
 
     def _chunk(self) -> AbstractContextManager[None]:
+        # Chunks take turns in the same memory.
         return self.arena.again()
 
     def _products(self, h: Tensor) -> Tensor:
         if not self.products:
             return super()._products(h)
         z = self.arena.alloc(len(h), len(self.weight), dtype=torch.float32)
+        # Logits are float32 whatever the type of the gradient's products: see FusedHead.
         product_into(h.float(), WeightMatrix.of(self.weight), z)
         return z if self.bias is None else z.add_(self.bias.detach())
 
@@ -48,10 +51,12 @@ class CompiledHead(FusedHead):
         )
 
     def _rounded(self, dz: Tensor, low: torch.dtype) -> Tensor:
+        # Strided rows instead of a copy (n, V): the compiled products and add_outer accept them.
         in_place = self.products and low == torch.bfloat16
         return kernels.head_round(dz) if in_place else super()._rounded(dz, low)
 
     def _back_product(self, dz: Tensor) -> Tensor:
+        # The vocabulary is the depth of dz W. It may be odd, and bfloat16 kernels take pairs.
         if not (self.products and fits(len(self.weight), dz.dtype)):
             return super()._back_product(dz)
         back = torch.empty(len(dz), self.weight.shape[1], dtype=torch.float32)

@@ -28,11 +28,13 @@ WIDEST = 1024
 """Largest head size, as in layers.h."""
 
 
+# The structures mirror layers.h field by field: ctypes checks neither order nor types.
 class NormStruct(ctypes.Structure):
     _fields_ = (("weight", ctypes.c_void_p), ("offset", ctypes.c_float), ("eps", ctypes.c_float))
 
     @classmethod
     def of(cls, norm: Norm | None) -> NormStruct:
+        # All zero, with a null weight: no norm.
         return cls(norm.weight.data_ptr(), norm.offset, norm.eps) if norm else cls()
 
 
@@ -81,10 +83,12 @@ class Layers:
     def __init__(self, parts: Transformer, *, dtype: torch.dtype, positions: int, arena: Arena | None = None) -> None:
         self.parts, self.dtype = parts, dtype
         device = parts.embedding.weight.device
+        # (2, positions, D) each, cosines and sines. Attributes, because the structures hold bare addresses.
         self._tables = {k: t.contiguous() for k, t in parts.rotary(positions, device=device).items()}
         self._matrices = [_Matrices.of(layer, dtype, arena) for layer in parts.layers]
         # Only norms after a block (Gemma) need its output apart; otherwise products add to the residual directly.
         self._after = any(layer.attention_after or layer.mlp_after for layer in parts.layers)
+        # Each matrix names the one that is multiplied next, to prefetch it. Gate and up are one step, entered by gate.
         for m, following in zip(self._matrices, [*self._matrices[1:], None], strict=True):
             for w, then in ((m.qkv, m.o), (m.o, m.gate), (m.gate, m.down), (m.down, following and following.qkv)):
                 w.then(then)
@@ -106,6 +110,7 @@ class Layers:
             layer.mlp_after,
         )
         table = self._tables[layer.rope] if layer.rope else None
+        # A null table means no rotary embedding; window 0 means all positions up to the query's own.
         return LayerStruct(
             *(matrix.pointer for matrix in (w.qkv, w.o, w.gate, w.up, w.down)), *map(NormStruct.of, norms),
             None if table is None else table.data_ptr(), 0 if table is None else table.shape[1], layer.window or 0,
@@ -118,14 +123,17 @@ class Layers:
         assert x.is_contiguous()
         assert len(x) == len(rows.sequence)
         assert cache.dtype == self.dtype
+        # All layers have the same widths: the first one's matrices size the buffers of all.
         parts, w = self.parts, self._matrices[0]
         n, queries = len(x), parts.heads * parts.head_dim
         scratch = kernel("layers_scratch", self.dtype, "pi")(ctypes.addressof(self._struct), n)
+        # In the order of _Room. torch allocates them, so that lacking memory raises an error here and not in C.
         room = (
             torch.empty(x.shape, dtype=self.dtype), torch.empty(n, w.qkv.n), torch.empty(n, queries),
             torch.empty(n, queries, dtype=self.dtype), torch.empty(n, w.up.n, dtype=self.dtype),
             torch.empty(x.shape if self._after else 0), torch.empty(scratch),
         )  # fmt: skip
+        # Bound to a name until the kernel returns: addressof keeps nothing alive.
         given = cache.struct(), rows.struct(), _Room(*(t.data_ptr() for t in room))
         pages, tokens, addresses = map(ctypes.addressof, given)
         kernel("layers", self.dtype, "ppppp")(
@@ -154,6 +162,7 @@ def _side_by_side(modules: Sequence[nn.Linear], empty: Callable[..., Tensor]) ->
     weights = [w if w.dtype == torch.bfloat16 else w.float() for w in each]
     if len(weights) == 1:
         return weights[0].contiguous()
+    # float32 if one of them is: a type that loses nothing, since T is applied when the matrix is packed.
     widest = functools.reduce(torch.promote_types, (w.dtype for w in weights))
     rows = sum(len(w) for w in weights)
     return torch.cat(weights, out=empty(rows, weights[0].shape[1], dtype=widest))

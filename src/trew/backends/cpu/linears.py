@@ -53,6 +53,7 @@ def linears(model: nn.Module) -> Iterator[None]:
 def _layers(model: nn.Module, dtype: torch.dtype) -> list[nn.Linear]:
     """Returns the layers to replace. Excludes fake tensors, on which a pass is only planned, and layers whose forward
     is already wrapped: replacing it would drop the wrapper."""
+    # Exact type: a subclass may compute something else.
     found = [m for m in model.modules() if type(m) is nn.Linear and m.weight.dtype == torch.float32]
     found = [m for m in found if available(m.weight.device, dtype) and fits(m.in_features, dtype)]
     return [m for m in found if not isinstance(m.weight, FakeTensor) and "forward" not in m.__dict__]
@@ -67,6 +68,7 @@ def exchanged(forwards: Mapping[nn.Linear, Forward]) -> Iterator[None]:
         yield
     finally:
         for layer in forwards:
+            # Without the instance's attribute, the class's method is found again.
             layer.__dict__.pop("forward", None)
 
 
@@ -91,6 +93,7 @@ def _gradients(
     return (
         by_input(dy, weight) if need_x else None,
         by_weight(dy, x) if need_weight else None,
+        # (..., n) -> (rows, n) -> (n,).
         dy.flatten(0, -2).sum(0) if need_bias else None,
     )
 
@@ -125,6 +128,7 @@ _linear_op.register_autograd(
 
 def _outer(dy: Tensor, x: Tensor) -> Tensor:
     """dy^T x."""
+    # The kernel goes over whole vectors of x's width, without a tail.
     if x.shape[1] % WIDTH:
         return dy.t() @ x
     into = torch.empty(dy.shape[1], x.shape[1])
@@ -134,6 +138,7 @@ def _outer(dy: Tensor, x: Tensor) -> Tensor:
 
 def _rows(x: Tensor, w: WeightMatrix) -> Tensor:
     """Returns x (..., depth) times W^T plus bias: (..., n)."""
+    # (..., depth) -> (rows, depth) -> (..., n).
     return product(x.reshape(-1, w.depth).contiguous(), w).view(*x.shape[:-1], w.n)
 
 

@@ -69,8 +69,10 @@ class PagedCache:
         arena: Arena | None = None,
     ) -> None:  # fmt: skip
         self.dtype, self.arena = dtype, arena or Arena()
+        # Numbers that one page holds of one layer: keys and values.
         self.layer_numbers = kv_heads * head_dim * PAGE * 2
         self.page_numbers = layers * self.layer_numbers
+        # At least one, however large a page of a large model is.
         self.per_chunk = max(1, chunk_bytes // (dtype.itemsize * self.page_numbers))
         self.chunks: list[Tensor] = []
         self.free: list[int] = []
@@ -96,6 +98,7 @@ class PagedCache:
         first = (len(self.chunks) - 1) * self.per_chunk
         # Descending, as take() pops from the end: pages are handed out in the order of their addresses.
         self.free += range(first + self.per_chunk - 1, first - 1, -1)
+        # An attribute, because the structure holds only this array's address.
         self._addresses = (ctypes.c_void_p * len(self.chunks))(*(c.data_ptr() for c in self.chunks))
         self._struct = PagesStruct(
             ctypes.cast(self._addresses, ctypes.c_void_p).value, self.per_chunk, self.page_numbers, self.layer_numbers

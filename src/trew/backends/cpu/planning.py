@@ -25,12 +25,14 @@ class CpuPlanning:
     products: bool
     page: int = pages.PAGE
     prefill_tokens: int = decoder.PREFILL_TOKENS
+    # In bytes; SHARED counts floats.
     scratch: int = 4 * training.SHARED
 
     def decodes(self, model: Any, *, autocast: torch.dtype | None) -> bool:
         return self.layers and decoder.unsupported(describe(model, adapters=True), autocast=autocast) is None
 
     def buffers(self, model: Any, *, rows: int, columns: int, dtype: torch.dtype) -> None:
+        # The cache is paged, and nothing is kept between calls.
         return None
 
     def product(self, *, depth: int, rows: int, dtype: torch.dtype) -> Product | None:

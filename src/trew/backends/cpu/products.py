@@ -85,6 +85,7 @@ def packed_size(n: int, depth: int) -> int:
 
 def fits(depth: int, dtype: torch.dtype) -> bool:
     """Whether matrices of this depth can be multiplied: bfloat16 kernels take two numbers at a time."""
+    # Of an odd depth, the last number would be left out of every sum without an error.
     return dtype == torch.float32 or depth % 2 == 0
 
 
@@ -116,6 +117,7 @@ def _product(x: Tensor, w: WeightMatrix, out: Tensor, mode: int) -> None:
     scratch = None
     if not w.alone:  # allocated by torch: if memory runs out, that raises an error, where malloc in C would crash
         scratch = torch.empty(kernel("product_scratch", x.dtype, "pi")(w.pointer, len(x)))
+    # Numbers from one row of x to the next.
     apart = w.depth if x.is_contiguous() else x.stride(0)
     kernel("product_of", x.dtype, "pippiip")(
         x.data_ptr(), apart, w.pointer, out.data_ptr(), len(x), mode, None if scratch is None else scratch.data_ptr()
@@ -127,5 +129,6 @@ def _check(x: Tensor, w: WeightMatrix, out: Tensor) -> None:
     assert w.packed_for in (None, x.dtype), (w.packed_for, x.dtype)
     assert x.shape[1] == w.depth, (x.shape, w.depth)
     assert out.shape == (len(x), w.n), (out.shape, w.n)
+    # An even stride: a row of bfloat16 begins at a whole pair.
     assert x.is_contiguous() or (x.stride(1) == 1 and x.stride(0) % 2 == 0 and w.packed_for is None)
     assert out.is_contiguous()

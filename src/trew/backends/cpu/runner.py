@@ -84,6 +84,7 @@ class NativeBody:
 
     def weights(self) -> list[list[Tensor]]:
         """The weights that products read, layer by layer."""
+        # Linear layers with adapters are left out: weights_in_files counts their weights among the others.
         return [
             [m.weight for m in (x.q, x.k, x.v, x.o, x.gate, x.up, x.down) if type(m) is nn.Linear]
             for x in self.parts.layers
@@ -94,12 +95,14 @@ class NativeBody:
         """The bytes that one token keeps for the backward pass, in all layers."""
         hidden, size = self.parts.embedding.weight.shape[1], self.dtype.itemsize
         if self.recompute:
+            # One residual per layer, float32.
             return 4 * hidden * len(self.parts.layers)
         products = sum(
             2 * m.out_features
             for x in self.parts.layers
             for m in (x.q, x.gate)  # q and what is attended; gate and up
         ) + sum(2 * x.k.out_features for x in self.parts.layers)
+        # Two residuals per layer, float32: at its input and in its middle. Results of products are of T.
         return 4 * 2 * hidden * len(self.parts.layers) + size * products
 
     @torch.no_grad()
@@ -159,6 +162,7 @@ class CpuBody:
             hidden = hidden.detach().requires_grad_()
             yield hidden
             assert hidden.grad is not None
+            # Inside the lease, which the tape's memory belongs to.
             self.layers.backward(tape, hidden.grad)
 
     def exact(self) -> CpuBody:
@@ -211,6 +215,7 @@ class KernelRunner(TokenValues):
     def packs(self, samples: Sequence[TrainingSample], *, among: Sequence[int] | None = None) -> list[Pack]:
         chosen = with_tokens(self.model, samples, among)
         layers = len(self.body.parts.layers)
+        # A copy with fewer layers plans packs for the real model: its tokens keep as much as the real model's.
         kept = self.body.kept_bytes * (self.settings.layers or layers) // layers
         prompt = max((len(samples[i].prompt_ids) for i in chosen), default=0)
         budget = min(self.settings.budget, max(pack_tokens(kept), PACK_PROMPTS * prompt))
@@ -220,10 +225,12 @@ class KernelRunner(TokenValues):
 
     @torch.no_grad()
     def _values(self, pack: Pack, *, beside: Beside | None = None) -> tuple[Tensor, Tensor | None]:
+        # A layer's pages are released as soon as it has been computed, not after the whole pass.
         passed = None if self._files is None else self._files.release_pages
         rows, tokens = torch.as_tensor(pack.read_rows), torch.as_tensor(pack.targets)
         with self._arena.lease() as arena:
             hidden, _ = self.body.forward(pack, keep=False, arena=arena, passed=passed)
+            # Takes its chunks from the lease, which may be of another arena than self._arena.
             head = replace(self._head, arena=arena)
             return head.values(hidden, rows=rows, tokens=tokens, beside=beside)
 
@@ -238,6 +245,7 @@ class KernelRunner(TokenValues):
             self.body.backward(tape, head.accumulate(hidden, rule, **given, entropies=entropies, lengths=lengths))
 
     def idle(self, *, gradient: bool) -> None:
+        # Sharded weights rule the kernels out, so other ranks never wait for this one.
         pass
 
     def sees_whole(self, lengths: Sequence[int]) -> bool:
@@ -261,4 +269,5 @@ def weights_in_files(model: PreTrainedModel, body: NativeBody | None) -> FileBac
     """Returns the model's weights by layer, as far as the kernels read them layer by layer, then all others."""
     layers = [] if body is None else body.weights()
     known = {id(p) for layer in layers for p in layer}
+    # The last part has no layer's number, so ``passed`` never names it: release_all alone releases it.
     return FileBacked([*layers, [p for p in model.parameters() if id(p) not in known]])

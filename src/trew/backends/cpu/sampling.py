@@ -20,6 +20,7 @@ BLOCK = 256
 def drawn(logits: Tensor, *, keys: Tensor, positions: Tensor, sampling: Sampling) -> Draw:
     """Draws as :meth:`.decoder.Decoder.draw` does, up to rounding."""
     uniform = uniforms(keys, positions)
+    # The same numbers by torch: without a library, or for tensors that the kernel does not take.
     if uniform is None:
         uniform = sampler.uniforms(keys, positions)
     return take(logits, uniform=uniform, sampling=sampling)

@@ -108,6 +108,7 @@ class RowLayout:
         bounds = [i for i, (_, _, _, prefix) in enumerate(segments) if prefix == 0]
         units = len(bounds)
         shares = min(MOST_SHARES, -(-TASKS // (units * kv_heads)))
+        # As in PackedRow of stack.h. ``bounds`` gets an end: unit u has the segments bounds[u] to bounds[u + 1].
         arrays = (ids, positions, np.array(segments, dtype=np.int64), np.array([*bounds, len(segments)]), read_at)
         # Kept as an attribute: the structure holds bare addresses, which keep nothing alive.
         self.arrays = tuple(np.ascontiguousarray(a, dtype=np.int64) for a in arrays)
@@ -121,6 +122,7 @@ def unsupported(parts: Transformer) -> str | None:
     """Says why the kernels cannot run this model, in words that complete "because ..."; None if they can."""
     widths = {"hidden size": parts.embedding.weight.shape[1], "head size": parts.head_dim,
               "intermediate size": parts.layers[0].gate.out_features}  # fmt: skip
+    # The kernels go over whole vectors of 16 floats, without a tail.
     for name, width in widths.items():
         if width % 16:
             return f"its {name} of {width} is not a multiple of 16"
@@ -132,6 +134,7 @@ def unsupported(parts: Transformer) -> str | None:
 
 
 def _unsupported_weight(parts: Transformer) -> str | None:
+    # Of linear layers, whose weights may be of either type; embedding, head and norms are read as float32.
     small = {id(p) for layer in parts.layers for m in _linears(layer) for p in m.parameters()}
     for name, p in parts.model.named_parameters():
         if not p.is_contiguous():
@@ -184,6 +187,7 @@ class Stack:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Returns residuals at the tokens that the head reads, before and after the last norm, (K, H) float32; and the
         memory for :meth:`backward`, valid while ``arena`` is leased."""
+        # Bound to a name until the kernel returns: C calls it after each layer.
         called = None if passed is None else _PASSED(passed)
         memory = arena.alloc(self.bytes(row, keep=keep), dtype=torch.uint8)
         last, hidden = torch.empty(2, row.read, self._struct.hidden).unbind(0)
@@ -201,6 +205,7 @@ class Stack:
         assert gradient.shape == last.shape
         assert gradient.dtype == last.dtype == torch.float32
         assert self._bytes(row, keep) <= len(memory), "more threads than in the forward pass"
+        # Here and not in forward: a pass without a backward pass allocates none.
         self._want_gradients()
         kernel("stack_backward", self.dtype, "ppippp")(
             ctypes.addressof(self._struct), ctypes.addressof(row.struct), keep, memory.data_ptr(), last.data_ptr(),
@@ -214,6 +219,7 @@ class Stack:
 
     def _point(self, positions: int) -> None:
         """Updates the addresses of the weights, and grows the rotary tables to at least this many positions."""
+        # Larger tables have other addresses, which the layers' structures hold: point everything again.
         if self._positions < positions:
             made = self.parts.rotary(positions, device=torch.device("cpu"))
             self._tables, self._positions = {name: t.contiguous() for name, t in made.items()}, positions
@@ -241,6 +247,7 @@ class Stack:
             self._point_linear(module, getattr(struct, field))
         for norm, field in zip(_norms(layer), _NORMS, strict=True):
             self._point_norm(norm, getattr(struct, field))
+        # A layer without rotary embedding has a null table.
         table = self._tables.get(layer.rope) if layer.rope else None
         struct.table = None if table is None else table.data_ptr()
         struct.positions, struct.window = self._positions, layer.window or 0
@@ -259,8 +266,10 @@ class Stack:
         self._trained.append((base.weight, struct, "grad", True))
         struct.bias = None
         if base.bias is not None:
+            # Recorded even if a copy is used below, to notice that the parameter was replaced.
             struct.bias = self._place(base, "bias")
             self._trained.append((base.bias, struct, "bias_grad", False))
+            # Frozen, since trained weights are float32: the copy cannot become stale.
             if base.bias.dtype != torch.float32:
                 struct.bias = self._copy(base.bias.detach().float())
         struct.rank = struct.even = 0 if low is None else len(low.a)
@@ -269,6 +278,7 @@ class Stack:
             # bfloat16 products take the depth in pairs: an odd rank gets a row and a column of zeros.
             if not fits(len(a), self.dtype):
                 a, b = nn.functional.pad(a, (0, 0, 0, 1)), nn.functional.pad(b, (0, 1))
+            # A padded copy holds the current numbers: with adapters, _point runs at every call.
             struct.a, struct.b, struct.even, struct.scale = self._copy(a), self._copy(b), len(a), low.scale
             self._trained += [(low.a, struct, "a_grad", False), (low.b, struct, "b_grad", False)]
 
@@ -289,6 +299,7 @@ class Stack:
         for parameter, struct, field, written in self._trained:
             gradient = parameter.grad if parameter.requires_grad else None
             if written:
+                # Without a gradient pointer, the kernels ignore it.
                 struct.fresh = gradient is None
             if gradient is None and parameter.requires_grad:
                 # Memory that the kernels overwrite needs no zeros, which would take a pass over all weights.

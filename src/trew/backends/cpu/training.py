@@ -45,6 +45,7 @@ def add_outer(a: Tensor, b: Tensor, into: Tensor, *, add: bool = True) -> None:
     """Computes ``into`` (N, K) float32 = or += a^T b, where a (T, N) and b (T, K) have one type and may be columns of
     wider matrices; K is a multiple of 16."""
     assert a.stride(1) == b.stride(1) == 1
+    # From torch, so that lacking memory raises an error here and not in C.
     scratch = torch.empty(SHARED + OWN * torch.get_num_threads())
     kernel("outer", a.dtype, "pipipiiiip")(
         a.data_ptr(), a.stride(0), b.data_ptr(), b.stride(0), into.data_ptr(), len(a), a.shape[1], b.shape[1], add,

@@ -59,6 +59,7 @@ class CudaGraphsBackend:
         """Reuses the last schedule's buffers if they are large enough: its graphs replay on those addresses only."""
         columns = work.columns
         dtype = work.autocast or torch.float32
+        # Not held until it is ready: after an error in between, the next schedule makes another.
         held, self.held = self.held, None
         if held is None or not held.serves(slots=work.slots, columns=columns, dtype=dtype) or not held.begin(parts):
             held = None  # frees the old buffers before the new ones are allocated: both may not fit
@@ -76,7 +77,9 @@ class CudaGraphsBackend:
         if self.held is None:
             return
         if failed := self.held.graphs.failed:
+            # Later schedules do not try again.
             self._graphs = lambda device: Graphs(None)
+            # Told once.
             self.held.graphs.failed = None
             work.tell(f"no CUDA graphs, because recording one failed ({failed}): decoding continues, slower")
         if device.type == "cuda":

@@ -45,6 +45,8 @@ class CudaRecorder:
 
     def warm(self, function: Callable[[], None]) -> None:
         with torch.cuda.device(self.device):
+            # The side stream starts after what the outer one has enqueued (the inputs), and the outer one goes on after
+            # it.
             self.stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self.stream):
                 function()
@@ -92,5 +94,6 @@ class Graphs:
             try:
                 self.recorded[key] = self.recorder.record(function)
             except RuntimeError as error:  # torch's, and those of CUDA
+                # What warm() computed stands: a failed recording costs speed only.
                 self.recorder, self.recorded = None, {}
                 self.failed = str(error).strip().partition("\n")[0]

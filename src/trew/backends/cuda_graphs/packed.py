@@ -28,11 +28,14 @@ class JoinedLinears:
     @classmethod
     def of(cls, modules: Sequence[nn.Linear], dtype: torch.dtype) -> JoinedLinears:
         weights = [weight_of(m) for m in modules]
+        # Only a single plain matrix of the right type; an adapter's weight is a sum, made anew for each schedule.
         shared = len(modules) == 1 and type(modules[0]) is nn.Linear and weights[0].dtype == dtype
         outputs = sum(map(len, weights))
         bias = None
+        # Modules without a bias keep their zeros.
         if any(m.bias is not None for m in modules):
             bias = weights[0].new_zeros(outputs, dtype=dtype)
+        # Uninitialised: load() fills it, here and in RMSNorm.of.
         weight = weights[0] if shared else weights[0].new_empty((outputs, weights[0].shape[1]), dtype=dtype)
         return cls(weight, bias, not shared)
 
@@ -79,9 +82,11 @@ class RMSNorm:
 
     def load(self, *norms: tuple[slice, Norm]) -> None:
         for part, norm in norms:
+            # Gemma stores the difference from 1: offset is 1 there and 0 elsewhere.
             self.weight[part] = norm.weight.detach() + norm.offset
 
     def __call__(self, x: Tensor) -> Tensor:
+        # rms_norm takes one weight for all heads: a weight per head is multiplied afterwards.
         if self.weight.dim() == 1:
             return F.rms_norm(x, self.weight.shape, self.weight, self.eps).to(self.dtype)
         return (F.rms_norm(x, self.weight.shape[-1:], None, self.eps) * self.weight).to(self.dtype)
@@ -137,6 +142,8 @@ class Packed:
 
 def _layer(layer: Layer, parts: Transformer, dtype: torch.dtype) -> PackedLayer:
     qkv, o, gate_up, down = (JoinedLinears.of(modules, dtype) for modules in _modules(layer))
+    # Norms before a product give its operand, in T. Norms of heads and those after a block go on in float32: into the
+    # rotation, and into the residual stream.
     return PackedLayer(
         qkv=qkv, o=o, gate_up=gate_up, down=down,
         attention_norm=_present(RMSNorm.of(layer.attention_norm, dtype)),

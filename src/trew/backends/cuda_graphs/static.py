@@ -42,6 +42,7 @@ class StaticDecoder(OpenPrompts[Tensor]):
     @torch.no_grad()
     def add(self, prompts: Sequence[int]) -> Tensor:
         places = self._places(prompts)
+        # Logits (1, V) after each prompt.
         known = {} if self.held is None else {self.held[0]: self.held[1]}
         # Where each prompt's keys and values are: the spare slot, or its first new row, where it is computed below.
         source = dict.fromkeys(known, self.model.slots) | {p: row for p, row, _ in places if p not in known}
@@ -52,12 +53,16 @@ class StaticDecoder(OpenPrompts[Tensor]):
             logits = self.model.prefill(ids, [source[p] for p in wave], piece=piece)
             known |= dict(zip(wave, logits.split(1), strict=True))
         for prompt, begin, end in places:
+            # The first new row holds a prompt that was computed there: it is not copied to itself.
             self._copy(source[prompt], begin + (source[prompt] == begin), end, lengths[prompt])
             self.lengths += [lengths[prompt]] * (end - begin)
+            # May clear self.held, whose logits ``known`` keeps.
             self.withdraw(prompt, end - begin)
+        # More rows of the last prompt will come: its keys and values go to the spare slot, unless they are there.
         last = places[-1][0]
         if last in self.missing and source[last] != self.model.slots:
             self._copy(source[last], self.model.slots, self.model.slots + 1, lengths[last])
+        # A copy: a view would keep the logits of the whole wave alive.
         self.held = (last, known[last].clone()) if last in self.missing else None
         self._write_lengths()
         return torch.cat([known[p].expand(end - begin, -1) for p, begin, end in places])
@@ -74,7 +79,9 @@ class StaticDecoder(OpenPrompts[Tensor]):
     def step(self, tokens: Tensor) -> Tensor:
         model, rows = self.model, self.rows
         model.tokens[:rows] = tokens
+        # From the list, not from the tensor: that would wait for the GPU.
         model.step(rows, max(self.lengths))
+        # Here and not in the recorded step, which has to be idempotent.
         model.lengths[:rows] += 1
         self.lengths = [length + 1 for length in self.lengths]
         return model.logits[:rows]
@@ -83,6 +90,7 @@ class StaticDecoder(OpenPrompts[Tensor]):
         """As cache.SlotCache.keep: the last rows move into the gaps."""
         order = list(range(len(alive)))
         gaps = sorted(set(order) - set(alive))
+        # Copies at most as many rows as have left; to keep their order could take nearly the whole cache.
         for gap, row in zip(gaps, [row for row in alive if row >= len(alive)], strict=True):
             self._copy(row, gap, gap + 1, self.lengths[row])
             order[gap] = row
@@ -100,6 +108,7 @@ class StaticDecoder(OpenPrompts[Tensor]):
 
     def _copy(self, source: int, begin: int, end: int, width: int) -> None:
         """Copies the first ``width`` columns of slot ``source`` to slots ``begin`` to ``end``, in all layers."""
+        # (layers, 2, slots + 1, kv_heads, width, D); one source slot is broadcast to all others.
         cache = self.model.cache[..., :width, :]
         cache[:, :, begin:end] = cache[:, :, source : source + 1]
 
@@ -115,6 +124,7 @@ def _waves(prompts: Sequence[int], *, lengths: Mapping[int, int]) -> list[list[i
     waves: list[list[int]] = []
     width = 0
     for prompt in prompts:
+        # Prompts of a wave are padded to its longest one.
         width = max(width, lengths[prompt])
         if not waves or (len(waves[-1]) + 1) * width > PREFILL_TOKENS:
             waves.append([])

@@ -25,8 +25,11 @@ class StaticDraw:
     def __call__(self, logits: Tensor, keys: Tensor, positions: Tensor) -> Draw:
         """Draws a token per row of ``logits`` (rows, V), with draw number ``positions`` (rows,) of ``keys`` (rows,)."""
         model, rows = self.model, len(logits)
+        # First logits of new rows come from add(), in a tensor of their own.
         if self.cuts or logits.data_ptr() != model.logits.data_ptr():
             return draw(logits, uniform=uniforms(keys, positions), sampling=self.sampling)
+        # Into fixed buffers; rows of the bucket beyond these draw from what is left there, and nobody reads their
+        # result.
         model.keys[:rows] = keys
         model.positions[:rows] = positions
         bucket = row_bucket(rows)

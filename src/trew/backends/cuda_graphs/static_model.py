@@ -75,6 +75,7 @@ class StaticModel:
         device = parts.embedding.weight.device
         self.packed = Packed(parts, dtype)
         self.tables = parts.rotary(columns, device=device)
+        # The spare slot, number ``slots``, holds a prompt whose rows have not all begun: see .static.
         shape = len(parts.layers), 2, slots + 1, parts.kv_heads, columns, parts.head_dim
         self.cache = torch.empty(shape, dtype=dtype, device=device)
         self.tokens = torch.zeros(slots, dtype=torch.int64, device=device)
@@ -86,6 +87,7 @@ class StaticModel:
         self.drawn = torch.zeros(slots, dtype=torch.int64, device=device)
         self.drawn_floats = torch.zeros(3, slots, dtype=torch.float32, device=device)
         self.drawn_finite = torch.zeros(slots, dtype=torch.bool, device=device)
+        # Made once: a recorded step reads them, so their addresses must last.
         self.row = torch.arange(slots, device=device)[:, None]
         self.kv_head = torch.arange(parts.kv_heads, device=device)[None]
         self.column = torch.arange(columns, device=device)
@@ -118,6 +120,8 @@ class StaticModel:
         """The step itself. To be recorded, so it depends on buffers only and is idempotent: the caller advances
         ``lengths``."""
         lengths = self.lengths[:rows]
+        # Broadcast to (rows, kv_heads): each row's own column, of D numbers, in a cache (slots + 1, kv_heads, columns,
+        # D).
         place = self.row[:rows], self.kv_head, lengths[:, None]
         shared = self.parts.heads // self.parts.kv_heads
         masks = {
@@ -129,6 +133,7 @@ class StaticModel:
             keys.index_put_(place, k)
             values.index_put_(place, v)
             # Grouped queries take the place of query positions: keys need no repetition per head.
+            # (rows, heads, D) -> (rows, kv_heads, shared, D), and back.
             return self._attention(
                 q.unflatten(1, (-1, shared)), keys[:rows, :, :columns], values[:rows, :, :columns],
                 mask=masks[self.parts.layers[number].window],
@@ -143,12 +148,14 @@ class StaticModel:
         """Computes prompts into ``slots``, ``piece`` columns at a time; returns the logits (prompts, V) after each."""
         device = self.cache.device
         width = max(map(len, prompts))
+        # (prompts, width), padded with token 0.
         tokens = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in prompts], device=device)
         at = torch.tensor(slots, device=device)
         last = torch.empty(len(prompts), self.packed.embedding.shape[1], dtype=torch.float32, device=device)
         with _plainly(device):
             for begin in range(0, width, piece):
                 x = self._piece(tokens[:, begin : begin + piece], at, begin)
+                # Prompts whose last token is in this piece, with its column there.
                 ends = [(i, len(ids) - 1 - begin) for i, ids in enumerate(prompts) if begin < len(ids) <= begin + piece]
                 if ends:
                     rows, places = torch.tensor(ends, device=device).t()
@@ -162,6 +169,7 @@ class StaticModel:
         positions = self.column[begin:end]
         masks: dict[int | None, Tensor | None] = {}
         for window in self._windows:
+            # The causal kernel needs as many queries as keys, so only a first piece can use it; and it has no cap.
             causal = not begin and (window is None or window >= end) and not self.parts.attention_cap
             masks[window] = None if causal else self._mask(positions[:, None], end, window)
 
@@ -169,7 +177,9 @@ class StaticModel:
             both = []
             for buffer, new in zip(self.cache[number], (k, v), strict=True):
                 buffer[at, :, begin:end] = new.transpose(1, 2)
+                # (P, kv_heads, columns, D). Later pieces also attend to what earlier ones left in the cache.
                 whole = buffer[at, :, :end] if begin else new.transpose(1, 2)
+                # (P, heads, columns, D): a key head for each query head.
                 both.append(whole.repeat_interleave(self.parts.heads // self.parts.kv_heads, dim=1))
             attended = self._attention(q.transpose(1, 2), *both, mask=masks[self.parts.layers[number].window])
             return attended.transpose(1, 2)
@@ -198,8 +208,10 @@ class StaticModel:
     def _layers(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Returns the residual stream after all layers. ``positions`` belong to the last dimension of ``tokens``."""
         x = self.parts.embed(tokens)
+        # (2, ..., 1, D): cosines and sines, broadcast over heads.
         turns = {name: table[:, positions, None] for name, table in self.tables.items()}
         for number, (layer, packed) in enumerate(zip(self.parts.layers, self.packed.layers, strict=True)):
+            # (..., heads + 2 kv_heads, D).
             qkv = packed.qkv(packed.attention_norm(x)).unflatten(-1, (-1, self.parts.head_dim))
             turn = turns[layer.rope] if layer.rope else None
             attended = attend(number, *self._heads(qkv, packed, turn))
@@ -216,6 +228,7 @@ class StaticModel:
         if packed.heads_norm is not None:
             qk = packed.heads_norm(qk.float())
         if turn is not None:
+            # Rotary embedding of halves: x cos + (-x_2, x_1) sin, in float32.
             one, two = qk.float().chunk(2, dim=-1)
             qk = qk * turn[0] + torch.cat((-two, one), dim=-1) * turn[1]
         q, k = qk.to(self.dtype).split((heads, kv_heads), dim=-2)
@@ -227,6 +240,7 @@ class StaticModel:
         if not cap:
             return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=scaling)
         assert mask is not None
+        # cap tanh(s q k / cap), in two steps. Explicit, because the fused kernels know no cap.
         scores = (q @ k.mT).float() * (scaling / cap)
         return torch.softmax(scores.tanh_().mul_(cap) + mask, dim=-1).to(v.dtype) @ v
 
