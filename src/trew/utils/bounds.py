@@ -46,6 +46,7 @@ def _time(seconds: float) -> Iterator[None]:
     def end(*_: object) -> None:
         raise Overrun(f"it is not done after {seconds:g} s of processor time")
 
+    # SIGVTALRM is this process's own timer of processor time; SIGALRM belongs to utils.signals.
     before = signal.signal(signal.SIGVTALRM, end)
     # Repeats, for code that handles every error and goes on.
     signal.setitimer(signal.ITIMER_VIRTUAL, seconds, seconds / 10)
@@ -60,6 +61,7 @@ def _time(seconds: float) -> Iterator[None]:
 def _memory(more: int) -> Iterator[None]:
     import resource
 
+    # The limit is on address space, so it counts from what the process has mapped already: first field of statm.
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
     except OSError:  # a system that does not say how large the process is
@@ -67,6 +69,7 @@ def _memory(more: int) -> Iterator[None]:
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     wanted = pages * resource.getpagesize() + more
+    # A limit that somebody has set stays the upper bound.
     if soft != resource.RLIM_INFINITY:
         wanted = min(wanted, soft)
     resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))

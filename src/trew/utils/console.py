@@ -80,6 +80,7 @@ class Display:
             yield Bar(None, total, done)
             return
         outermost = self._progress is None
+        # rich draws one live display at a time: a nested bar is another task of the outermost one.
         progress = self._progress or self._new_progress()
         self._progress = progress
         if outermost:
@@ -114,6 +115,7 @@ class Display:
 
     def step(self, row: Mapping[str, Any]) -> None:
         """One row of numbers."""
+        # Rows of trew sft have an epoch, and of pairs a margin as well.
         given = OF_PAIRS if "preference_margin" in row else OF_DEMONSTRATIONS
         columns = given if "epoch" in row else COLUMNS
         if self.rows % HEADING_EVERY == 0:
@@ -128,6 +130,7 @@ class Display:
         """Prints the last prompt with one correct and one wrong completion, if it has them."""
         for scored in groups:
             values = [s.value for s in scored.scores]
+            # Best first; completions without a value last, behind every number.
             order = sorted(range(len(values)), key=lambda i: (values[i] is None, -(values[i] or 0.0)))
             picks = [order[0], order[-1]] if len(order) > 1 else order
             prompt = scored.group.prompt
@@ -200,6 +203,7 @@ class _Steady:
             self._leave()
             return len(text)
 
+    # rich flushes after every line, so a stream that is gone may show here first.
     def flush(self) -> None:
         try:
             self._stream.flush()
@@ -208,6 +212,7 @@ class _Steady:
 
     def _leave(self) -> None:
         with contextlib.suppress(OSError, ValueError):  # what is still buffered must not raise at exit either
+            # In place of the descriptor, for every stream object that writes to it, Python's own at exit included.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
     def __getattr__(self, name: str) -> Any:
@@ -224,6 +229,7 @@ class Bar:
     def advance(self, count: int = 1) -> None:
         self.done += count
         if self.progress is not None:
+            # From where this process began: a resumed run has not spent time on what was done before.
             pace = (time.monotonic() - self.start) / max(self.done - self.first, 1)
             left = duration(pace * (self.total - self.done))
             self.progress.update(self.task, completed=self.done, left=f"{left} left")

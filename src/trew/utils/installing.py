@@ -43,6 +43,7 @@ def install_trew() -> str:
 
 def checkout() -> Path | None:
     """The folder of the checkout that this code is part of; None if it was installed from a package."""
+    # src/trew/utils/installing.py is three folders below the root of a checkout.
     root = Path(__file__).resolve().parents[3]
     return root if (root / "pyproject.toml").is_file() and (root / "src" / "trew").is_dir() else None
 
@@ -56,6 +57,7 @@ def requirements() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {"": []}
     for line in importlib.metadata.requires("trew") or ():
         requirement, _, marker = line.partition(";")
+        # A marker may have more than the extra: python_version < "3.12" and extra == "trl".
         extra = re.search(r"""extra\s*==\s*["']([^"']+)["']""", marker)
         found.setdefault(extra[1] if extra else "", []).append(requirement.strip())
     return found

@@ -55,6 +55,7 @@ def token_for(variable: str, folder: Path, tell: Callable[[str], None]) -> str:
             )
         return given
     try:
+        # O_EXCL makes exactly one of two commands that start at once the author; O_NOFOLLOW refuses a planted link.
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     except FileExistsError:
         found = _read_token(file)
@@ -71,6 +72,7 @@ def token_for(variable: str, folder: Path, tell: Callable[[str], None]) -> str:
 def _read_token(file: Path) -> str:
     again = "remove the file to have another one made"
     with open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW), encoding="utf-8") as source:
+        # Of the open file, not of its name, which may mean another file by now.
         about = os.fstat(source.fileno())
         if about.st_uid != os.geteuid() or stat.S_IMODE(about.st_mode) & 0o077 or not stat.S_ISREG(about.st_mode):
             raise ConfigError(f"{file}: others can read or write it (mode {stat.S_IMODE(about.st_mode):04o}); {again}")
@@ -91,10 +93,12 @@ class Guard:
         self._expected = b"Bearer " + token.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Neither WebSockets nor the lifespan protocol are served.
         if scope["type"] != "http":
             return
         given = [value for name, value in scope["headers"] if name == b"authorization"]
         # compare_digest takes the same time wherever two tokens differ.
+        # Two headers are refused: a proxy in front may have looked at the other one.
         if len(given) != 1 or not hmac.compare_digest(given[0], self._expected):
             await answer(send, 401, "the token is missing or wrong", {b"www-authenticate": b"Bearer"})
             return
@@ -133,8 +137,10 @@ def sockets_for(host: str, port: int, *, count: int = 1, encrypted: bool) -> lis
             f"--host: got {host!r}, which is {why}; without TLS the token and all texts could be read on the way. Name "
             "a private interface (127.0.0.1, 10.x.x.x, 192.168.x.x), or give --tls-cert and --tls-key"
         )
+    # Closes those that are bound already if a later port is taken; pop_all keeps all of them open.
     with contextlib.ExitStack() as stack:
         bound = [
+            # Port 0 stays 0 for each of them: any free port.
             stack.enter_context(_bound(family, (address[0], port and port + i, *address[2:]), host))
             for i in range(count)
         ]
@@ -159,6 +165,7 @@ def _bound(family: int, address: tuple[Any, ...], host: str) -> socket.socket:
     made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # else a restart would have to wait
+        # Keepalive ends the work for a peer that vanished without closing its connection.
         made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in _KEEPALIVE.items():
             if hasattr(socket, name):
@@ -182,6 +189,7 @@ def public(address: str) -> str:
     ('a public address', 'a public address', 'a public address')
     """
     found = ipaddress.ip_address(address.partition("%")[0])
+    # An IPv4 address inside IPv6 is judged as what it is.
     found = getattr(found, "ipv4_mapped", None) or found
     if found.is_unspecified:  # before is_private, which it is too
         return "every interface of this machine"
@@ -204,6 +212,7 @@ def tls(cert: str, key: str) -> tuple[str, str] | None:
     if not (cert and key):
         raise ConfigError("--tls-cert, --tls-key: one is of no use without the other; give both, as PEM files")
     try:
+        # An empty password: without one, OpenSSL would ask for it in the terminal.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password=lambda: "")
     except (OSError, ValueError) as error:  # SSLError is an OSError
         raise ConfigError(
@@ -230,10 +239,12 @@ def listening(
         ssl_certfile=cert, ssl_keyfile=key,
     )  # fmt: skip
     server = uvicorn.Server(config)
+    # Outside the main thread uvicorn leaves the process's signal handlers alone.
     thread = threading.Thread(target=server.run, args=([*sockets],), name="trew-listening", daemon=True)
     thread.start()
     try:
         until = time.monotonic() + _START_S
+        # uvicorn has no event to wait for.
         while not server.started:
             if not thread.is_alive() or time.monotonic() > until:
                 raise TrewError("the HTTP server did not start; run the command again")

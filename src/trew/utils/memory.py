@@ -17,6 +17,7 @@ def used_bytes() -> int:
 def _status(name: str) -> int | None:
     """A size in /proc/self/status, in bytes; None if the system does not report it."""
     try:
+        # The kernel writes kB and means KiB.
         found = re.search(rf"^{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
     except OSError:
         return None
@@ -55,6 +56,7 @@ class Peaks:
         if self._device.startswith("cuda"):
             import torch
 
+            # Since the last reset: of tensors, without what torch keeps cached.
             return torch.cuda.max_memory_allocated(self._device)
         if (peak := _status("VmHWM")) is not None:
             return peak
@@ -94,6 +96,7 @@ def free_bytes(device: str = "cpu") -> int | None:
     match = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)
     free = int(match[1]) * 1024 if match else None
     try:
+        # Control groups of version 2; "max" is no limit, and no decimal number.
         limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
         used = int(Path("/sys/fs/cgroup/memory.current").read_text())
     except (OSError, ValueError):

@@ -105,6 +105,7 @@ def checked_address(address: str) -> str:
     if not host or not port.isdecimal():
         raise ConfigError(f"{ADDRESS}: got {address!r}, accepts HOST:PORT, like 10.0.0.1:6379")
     try:
+        # Tried before Ray, which waits for minutes where nobody listens.
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
     except OSError as error:
         raise ConfigError(
@@ -138,6 +139,7 @@ def keeping_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    # None is a handler that Python did not install, and cannot restore.
     before = {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
@@ -179,6 +181,7 @@ def unplaced(wanted: Sequence[Bundle], there: Sequence[Bundle]) -> list[Bundle]:
                 for kind, amount in bundle.items():
                     node[kind] -= amount
                 break
+        # Of the for loop: no node had room.
         else:
             left.append(bundle)
     return left

@@ -41,6 +41,7 @@ def can_be_secret(name: str, value: str) -> bool:
     >>> can_be_secret("DB_PASSWORD", "hunter2"), can_be_secret("DB_PASSWORD", "rollout")
     (True, False)
     """
+    # Whole words: MONKEY and TOKENIZER are no key and no token.
     words = set(re.split(r"[^A-Z0-9]+", name.upper()))
     if words & _PASSWORDS:
         # A single word is as likely to be an ordinary one, and masking it would rewrite every text that has it.
@@ -64,6 +65,7 @@ def secrets() -> tuple[str, ...]:
     for name, value in os.environ.items():
         value = value.strip()
         if can_be_secret(name, value):
+            # A text that is written as JSON or TOML has the value in its escaped form.
             found |= {value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]}
     return tuple(sorted(found, key=len, reverse=True))  # the longest first: one secret may be the start of another
 
@@ -75,6 +77,7 @@ def redact(value: Any, hidden: tuple[str, ...] | None = None, *, keep: Collectio
     if not hidden:
         return value
     if isinstance(value, str):
+        # A password that equals a word like "auto" would otherwise make every recipe unreadable.
         if value in keep:
             return value
         for secret in hidden:

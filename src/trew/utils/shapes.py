@@ -69,6 +69,7 @@ def _read(shape: Any, value: Any, where: str) -> Any:
     if origin in (typing.Union, types.UnionType):
         return None if value is None and type(None) in args else _read(_other(args), value, where)
     if origin is Literal:
+        # True == 1 in Python: without the second test, true would pass for Literal[1].
         if value not in args or isinstance(value, bool) != isinstance(args[0], bool):
             raise ShapeError(f"{where}: {_got(value)}, accepts {', '.join(map(repr, args))}")
         return value
@@ -143,6 +144,7 @@ def _scalar(shape: Any, value: Any, where: str) -> Any:
         if isinstance(value, float) and not math.isfinite(value):
             return value
         return _scalar(float, value, where)
+    # JSON has one kind of number: a whole one is a float too, but True is none.
     fits = isinstance(value, (int, float) if shape is float else shape)
     if not fits or (isinstance(value, bool) and shape is not bool) or not _bounded(value):
         raise ShapeError(f"{where}: {_got(value)}, accepts {_NAMES[shape]}")
@@ -185,4 +187,5 @@ def _got(value: Any) -> str:
 
 def _digits(value: int) -> int:
     """The number of decimal digits, without writing them out: Python refuses that beyond 4,300."""
+    # log10(2) digits for each bit: at most one too many.
     return math.floor(abs(value).bit_length() * math.log10(2)) + 1

@@ -69,10 +69,12 @@ class Interrupts:
         return self
 
     def __exit__(self, *_: object) -> None:
+        # Present only if a first request has started the timer.
         if signal.SIGALRM in self._before:
             signal.setitimer(signal.ITIMER_REAL, 0)
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
+        # The wake-up descriptor first: a signal in between would write to a closed socket.
         if self._ends is not None:
             signal.set_wakeup_fd(self._wakeup)
             self._ends[1].close()  # ends the thread
@@ -88,6 +90,7 @@ class Interrupts:
     def anywhere(self, message: str = "") -> Iterator[None]:
         """What is done inside can be done again: a request raises Interrupted wherever it is."""
         with self._at("anywhere", message):
+            # Asked before the block: the handler ran at a place where it could not raise.
             if self.asked:
                 self._raise()
             yield
@@ -105,6 +108,8 @@ class Interrupts:
     def _at(self, place: str, message: str) -> Iterator[None]:
         before = self._place, self._message
         try:
+            # Message before place here, and place before message below: a handler that runs in between never raises
+            # with another block's message.
             self._message, self._place = message, place
             yield
         finally:
@@ -120,6 +125,7 @@ class Interrupts:
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if self.asked:
+            # Only the first counts here; a second one is the thread's affair, as the handler may not run for minutes.
             return
         self.asked = signum
         if self._place == "anywhere":
@@ -127,6 +133,7 @@ class Interrupts:
         if self.grace_s <= 0:
             self._late(signum, frame)
         else:
+            # Kept like the other handlers, so that __exit__ restores it.
             self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._late)
             signal.setitimer(signal.ITIMER_REAL, self.grace_s)
 
@@ -140,10 +147,12 @@ class Interrupts:
     def _watch(self, end: socket.socket) -> None:
         first: float | None = None
         with end:
+            # One byte per signal: its number. Empty when the other end has been closed.
             while numbers := end.recv(16):
                 for signum in set(self.signals).intersection(numbers):
                     if first is None:
                         first = time.monotonic()
+                        # Where the main thread raises at once, its own message follows.
                         if self._place != "anywhere":
                             self._say()
                     elif time.monotonic() - first >= SAME_S:
@@ -165,6 +174,7 @@ class Stoppable:
     def __enter__(self) -> Stoppable:
         if threading.current_thread() is threading.main_thread():
             # Without the wake-up descriptor, Interrupts does not count: its second signal would end the process.
+            # -1 switches the descriptor off.
             self._wakeup = signal.set_wakeup_fd(-1)
             self._before = signal.signal(signal.SIGINT, self._handle)
         return self
@@ -184,6 +194,7 @@ class Stoppable:
             self.is_working = False
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
+        # Asked already: what works has not looked at ``asked`` since, so a second Ctrl-C breaks in.
         if self.asked or not self.is_working:
             self.asked = False
             raise KeyboardInterrupt
@@ -196,4 +207,5 @@ def leave(code: int) -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             print("\x1b[?25h" if stream.isatty() else "", end="", file=stream, flush=True)
+    # Without cleanup: sys.exit would run handlers and wait for threads.
     os._exit(code)

@@ -10,6 +10,7 @@ def dump_table(table: Mapping[str, Any]) -> str:
     """Nested plain values as TOML; ``rewards`` is a list of tables, and ``data`` may be one."""
     table = dict(table)
     rewards = table.pop("rewards", ())
+    # Plain values first: behind a heading they would belong to its section.
     lines = [f"{k} = {toml_value(v)}" for k, v in table.items() if not (isinstance(v, dict) or _are_tables(v))]
     for name, section in table.items():
         if isinstance(section, dict):
@@ -38,12 +39,14 @@ def toml_value(value: Any) -> str:
     >>> toml_value({"a": [1.5, True], "b c": "x"})
     '{a = [1.5, true], "b c" = "x"}'
     """
+    # Before int: a bool is one.
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (int, float)):
         return repr(value)
     if isinstance(value, str):
         escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        # Control characters and whatever else does not print, as TOML's eight-digit escapes.
         return '"' + "".join(ch if ch.isprintable() else f"\\U{ord(ch):08x}" for ch in escaped) + '"'
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_key(str(k))} = {toml_value(v)}" for k, v in value.items()) + "}"
@@ -57,6 +60,7 @@ def flatten(table: Any, where: str = "") -> dict[str, Any]:
     >>> flatten({"a": {"b": 1}, "c": [{"d": 2}]})
     {'a.b': 1, 'c.0.d': 2}
     """
+    # Lists of plain values stay values; lists of tables are numbered.
     if isinstance(table, list) and any(isinstance(v, dict) for v in table):
         table = {str(i): v for i, v in enumerate(table)}
     if not isinstance(table, dict):
