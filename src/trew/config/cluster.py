@@ -147,6 +147,7 @@ def _server_arg(name: str, value: Any) -> Iterator[str]:
         return
     # The parser takes an option's first letters for it, and "a.b" for the entry b of the table a.
     top = option.partition(".")[0]
+    # "no-headless" is "headless", negated.
     taken = [reserved for reserved in RESERVED if reserved.startswith(top) or top.removeprefix("no-") == reserved]
     if taken:
         yield f"{where}: got {value!r}, but trew sets {taken[0]} itself: {RESERVED[taken[0]]}"
@@ -162,4 +163,5 @@ def _plain(value: Any) -> bool:
         return all(isinstance(k, str) and _plain(v) for k, v in value.items())
     if isinstance(value, list | tuple):
         return all(isinstance(v, str | int | float) for v in value)
+    # bool is an int here, so true and false pass.
     return isinstance(value, str | int | float) and not (isinstance(value, float) and not math.isfinite(value))

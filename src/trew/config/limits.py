@@ -90,6 +90,7 @@ def problem(name: str, value: int | float) -> str:
     >>> problem("rewards[1].weight", -0.5)
     ''
     """
+    # Limits are by setting, not by list entry: rewards[0].weight has that of rewards.weight.
     most = MOST.get(re.sub(r"\[\d+\]", "", name), WHOLE if isinstance(value, int) else NUMBER)
     if value != value or abs(value) in (float("inf"), 0.0) or abs(value) <= most:
         return ""
@@ -114,6 +115,7 @@ def _numbers(settings: Any, where: str) -> Iterator[tuple[str, int | float]]:
         if dataclasses.is_dataclass(value):
             yield from _numbers(value, f"{name}.")
         elif isinstance(value, tuple):
+            # Several data sets, and rewards; tuples of plain values have no limits.
             for i, inner in enumerate(value):
                 if dataclasses.is_dataclass(inner):
                     yield from _numbers(inner, f"{name}[{i}].")

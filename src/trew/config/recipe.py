@@ -35,6 +35,7 @@ def read_table(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, Any
     """Reads a recipe as plain values, applies ``key=value`` overrides and sets ``out``; checks nothing else."""
     path = Path(path)
     try:
+        # utf-8-sig: editors on Windows may write a byte order mark, which tomllib refuses.
         table = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such recipe") from None
@@ -83,6 +84,7 @@ def _inner(table: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
     node: Any = table
     for at, name in enumerate(names):
         if isinstance(node, list):
+            # A list of tables is entered by number, and never grown.
             node = node[int(name)] if name.isdecimal() and int(name) < len(node) else None
         else:
             node = node.setdefault(name, {})
@@ -99,6 +101,7 @@ def _inner(table: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
 
 def _toml_value(raw: str) -> Any:
     try:
+        # As the value of a key, so that numbers, lists and tables are read as TOML; a path or a name is not TOML.
         return tomllib.loads(f"v = {raw}")["v"]
     except (ValueError, RecursionError):
         return raw
@@ -108,6 +111,7 @@ def parse(table: Mapping[str, Any], *, base: Path | None = None) -> Config:
     """Builds and validates a Config. Reward files are relative to ``base`` (the recipe's folder)."""
     problems: list[str] = []
     table = dict(table)
+    # In a recipe, overrides stand flat beside ``preset``; ObjectiveConfig has them in ``args``.
     if isinstance(objective := table.get("objective"), Mapping):
         table["objective"] = {
             "preset": objective.get("preset", _usual_preset(table)),
@@ -118,6 +122,7 @@ def parse(table: Mapping[str, Any], *, base: Path | None = None) -> Config:
     config = _build(Config, table, "", problems)
     config = _anchored(config, base)
     # Keys that could not be read have their defaults here, so that validation still finds every other problem.
+    # A setting that could not be read has its problem already; the default in its place must not add another.
     problems += [p for p in validate(config) if p.partition(":")[0] not in {q.partition(":")[0] for q in problems}]
     if problems:
         raise ConfigError(problems, config=config)
@@ -154,6 +159,7 @@ def _anchor(name: str, base: Path | None) -> str:
     file, colon, function = name.rpartition(":")
     if not colon or not file.endswith(".py") or Path(file).is_absolute() or "\0" in file:
         return name
+    # A file that is not beside the recipe is taken from the working directory.
     here = (base / file) if base is not None and (base / file).exists() else Path(file)
     return f"{here.resolve()}:{function}"
 
@@ -187,6 +193,7 @@ def _build(cls: type, table: Any, where: str, problems: list[str]) -> Any:
     for name in _required(cls):
         if name not in table:
             problems.append(f"{where}{name}: is required")
+        # Stands in, so that the object can be made; the problem above keeps it from being used.
         values.setdefault(name, "")
     return cls(**values)
 
@@ -236,6 +243,7 @@ def _coerce_plain(hint: Any, value: Any, where: str, problems: list[str]) -> Any
     a_bool_for_another = isinstance(value, bool) and hint is not bool
     if hint in (int, float) and isinstance(value, int | float) and (large := limits.problem(where, value)):
         problems.append(large)
+    # 1 for 1.0: nothing is lost. The other way round would lose a fraction, and is refused.
     elif hint is float and isinstance(value, int) and not a_bool_for_another:
         return float(value)
     elif a_bool_for_another or not isinstance(value, hint):

@@ -402,12 +402,14 @@ class Config:
     @property
     def optimizer_steps(self) -> int:
         """Number of optimizer steps in the whole run: steps x minibatches x inner updates."""
+        # Rounded up, and never by 0: rules read this before they have refused such settings.
         per_pass = -(-self.step_prompts // (self.learner.minibatch_prompts or self.step_prompts or 1))
         return self.steps * per_pass * self.learner.inner_updates
 
     @property
     def policy_steps(self) -> int:
         """Number of the policy's optimizer steps: without those in which a critic alone learns."""
+        # All optimizer steps of the first warmup_steps steps are the critic's.
         return self.optimizer_steps - self.critic.warmup_steps * self.optimizer_steps // max(self.steps, 1)
 
 
@@ -419,6 +421,7 @@ def choices(cls: type = Config) -> frozenset[str]:
     """
     found: set[str] = set()
     for hint in typing.get_type_hints(cls).values():
+        # Members of a union or a tuple; those of a Literal are its words.
         for inner in (hint, *typing.get_args(hint)):
             if dataclasses.is_dataclass(inner):
                 found |= choices(typing.cast(type, inner))
