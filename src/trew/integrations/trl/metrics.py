@@ -25,6 +25,7 @@ def trl_metrics(trainer: Any, out: LossOutput) -> dict[str, tuple[float, float]]
     if trainer.beta:
         named[RAW + "kl"] = metrics["kl"]
     for name, parts in CLIP.items():
+        # The parts are shares of the same tokens: the sums add up, the count stays.
         named[RAW + name] = (sum(metrics[part][0] for part in parts), metrics[parts[0]][1])
     return named
 

@@ -185,6 +185,7 @@ def of_rewards(objective: Objective, functions: Sequence[Any], *, weights: Seque
     """Lists why an objective that needs step rewards cannot run with these reward functions; empty if it can."""
     if "step_rewards" not in objective.needs:
         return []
+    # ``taken`` marks what rewards.steps has made.
     scoring = [hasattr(function, "taken") for function in functions]
     problems = []
     if sum(scoring) != 1:

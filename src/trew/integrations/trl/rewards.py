@@ -69,11 +69,13 @@ class BuiltIn:
         completion_ids: Sequence[Sequence[int]] | None = None,
         **columns: Any,
     ) -> list[float | None]:
+        # By the completion's number: those that cannot be graded are left out.
         kind, items = KINDS[self.kind], {}
         judged = self.correct and self.correct(prompts, completions, completion_ids, **columns)
         rows = rows_of(columns, len(completions), mapped=self.columns, who=self.kind)
         for i, (completion, row) in enumerate(zip(completions, rows, strict=True)):
             known = None if judged is None else judged[i]
+            # A grader that asks which answers are right skips those that ``correct`` could not judge.
             if (found := kind.gold(row)) is not None and (judged is None or known is not None):
                 gold, from_row = found
                 own = self._of_tokens(i, completion_ids) | ({} if known is None else {"correct": known >= 1})
@@ -203,6 +205,7 @@ class RecipeRewards:
             raise DataError(f"reward {self.__name__!r}: reads the completions' tokens, and got no completion_ids")
         return [
             text_group(
+                # The first row's number is the uid: unique in this call, and that is all that scoring needs.
                 _prompt(str(of_group[0]), prompts[of_group[0]], rows[of_group[0]]),
                 [text_of(completions[i]) for i in of_group],
                 token_ids=None if ids is None else [ids[i] for i in of_group],
@@ -214,6 +217,7 @@ class RecipeRewards:
 def _prompt(uid: str, given: Any, columns: Mapping[str, Any]) -> Prompt:
     if isinstance(given, str):
         return Prompt(uid, text=given, columns=columns)
+    # text_of reads assistants' messages: each turn passes as one, whatever its role.
     turns = tuple({"role": turn["role"], "content": text_of([turn | {"role": "assistant"}])} for turn in given)
     return Prompt(uid, messages=turns, columns=columns)
 

@@ -110,6 +110,7 @@ def carrier(objective: Objective, inputs: Mapping[str, Tensor], *, batch: TokenB
     """Computes the loss of rows whose coefficients were computed on the whole step; its value is spread evenly."""
     assert batch.token_weights is not None
     assert batch.entropies is not None
+    # Gradient by log-probs: -C of each token, as computed over the whole step.
     pushed = -(inputs[COEFFICIENTS][batch.padded_mask].to(batch.logprobs.dtype) * batch.logprobs).sum()
     # The parenthesis is 0 and carries the gradient; the logged value is this micro-batch's share of the step's loss.
     loss = inputs[VALUE].to(pushed.dtype) + (pushed - pushed.detach())

@@ -82,6 +82,7 @@ class GRPOTrainer(trl.GRPOTrainer):
     def _generate_and_score_completions(self, inputs: Any) -> Inputs:
         output = super()._generate_and_score_completions(inputs)
         batch = self._plan(output)
+        # Global tensors to this process's rows: TRL shuffles and splits them with its own.
         mine = self._own_rows(step.carried(batch), like=output["completion_mask"])
         self._show_advantages(mine["advantages"], mine[step.MASK])
         log_metrics(self, step_metrics(batch))
@@ -121,6 +122,7 @@ class GRPOTrainer(trl.GRPOTrainer):
             mask=everyone,
             # TRL repeats each prompt in place, so that a group's completions are consecutive over all processes.
             group_ids=torch.arange(len(everyone), device=mask.device) // generations,
+            # (rows of all processes, functions that count).
             rewards=rewards[:, read],
             reward_weights=self.reward_weights.to(rewards.device)[read],
             truncated=torch.tensor(truncated, device=mask.device),
@@ -150,6 +152,7 @@ class GRPOTrainer(trl.GRPOTrainer):
 
     def _show_advantages(self, advantages: Tensor, mask: Tensor) -> None:
         """Replaces the advantages in TRL's completion log by ours, averaged over each completion's tokens."""
+        # (B, C) -> (B,). Advantages are 0 outside of the mask.
         mean = advantages.sum(1) / mask.sum(1).clamp(min=1)
         shown = self.accelerator.gather(mean).tolist()
         logged = self._logs["advantages"]
@@ -172,6 +175,7 @@ class GRPOTrainer(trl.GRPOTrainer):
             for start in range(0, len(parts), size):
                 self._own_denominators(parts[start : start + size])
         self._planned = False
+        # TRL's step counts micro-batches, over all passes over the buffered batch.
         place = self._step % len(parts)
         # At the first micro-batch of each optimizer step, and again in each pass over the batch: coefficients depend on
         # the current policy, which then stays fixed until the step is applied.
@@ -195,6 +199,8 @@ class GRPOTrainer(trl.GRPOTrainer):
         """Computes the coefficients of an optimizer step whose rules couple its tokens; others pass through."""
         if not self.objective.sees_step:
             return parts
+        # (B of all micro-batches, C): they are cut from one padded batch, and so have one width. Numbers are the same
+        # in all.
         rows = {
             name: torch.cat([part[name] for part in parts]) if value.dim() else value
             for name, value in parts[0].items()
@@ -215,6 +221,7 @@ class GRPOTrainer(trl.GRPOTrainer):
         # Each micro-batch of each process reports an equal share, so that their sum is the step's loss.
         found = {step.COEFFICIENTS: out.coefficients, step.VALUE: out.loss / (len(parts) * self._processes)}
         mine = self._own_rows(found, like=rows[step.MASK])
+        # Rows of each micro-batch.
         width = [len(part["completion_mask"]) for part in parts]
         pieces = mine[step.COEFFICIENTS].split(width)
         return [
@@ -265,6 +272,7 @@ class GRPOTrainer(trl.GRPOTrainer):
             model,
             torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
             torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1),
+            # Logits of the last C positions only, those of the completion.
             inputs["completion_ids"].size(1),
             batch_size=rows,
             compute_entropy=True,
@@ -298,6 +306,7 @@ class GRPOTrainer(trl.GRPOTrainer):
     def _own_rows(self, found: Mapping[str, Tensor], *, like: Tensor) -> dict[str, Tensor]:
         """Selects this process's rows from global results, cut to the width of its batch ``like`` (B, C)."""
         rows, width = like.shape
+        # Every process has equally many rows, and they were gathered in process order.
         start = self.accelerator.process_index * rows
         own = {name: value[start : start + rows] if value.dim() else value for name, value in found.items()}
         return {name: value[:, :width] if value.dim() == 2 else value for name, value in own.items()}

@@ -74,6 +74,7 @@ def export(
 
     Raises ConfigError if its objective cannot run in verl at all.
     """
+    # The functions below add to the list what they cannot express.
     lost = list(_lost(config))
     keys = _run(config, files, lost) | _sizes(config, lost) | _optimizer(config, lost)
     keys |= _reward(config)
@@ -97,6 +98,7 @@ def _run(config: Config, files: tuple[str, str], lost: list[str]) -> dict[str, s
         "trainer.total_epochs": str(config.steps),
         # Never 0: a recipe without periodic evaluations still evaluates at its end.
         "trainer.test_freq": str(config.eval.every or config.steps),
+        # -1: never.
         "trainer.save_freq": str(config.checkpoint.every or -1),
         "trainer.max_actor_ckpt_to_keep": str(config.checkpoint.keep), "trainer.logger": hydra(trackers),
         "trainer.project_name": "trew", "trainer.experiment_name": hydra(name),
@@ -122,6 +124,7 @@ def _sizes(config: Config, lost: list[str]) -> dict[str, str]:
         "data.max_prompt_length": str(data.max_prompt_tokens), "data.max_response_length": str(rollout.max_tokens),
         "data.filter_overlong_prompts": hydra(data.overlong == "drop"), "data.truncation": "error",
         f"{ROLLOUT}temperature": f"{rollout.temperature:g}", f"{ROLLOUT}top_p": f"{rollout.top_p:g}",
+        # verl switches top_k off by -1, not by 0.
         f"{ROLLOUT}top_k": str(rollout.top_k or -1), f"{ROLLOUT}val_kwargs.n": str(config.eval.samples),
         f"{ROLLOUT}val_kwargs.temperature": f"{config.eval.temperature:g}",
         f"{ROLLOUT}val_kwargs.do_sample": hydra(config.eval.temperature > 0),
@@ -142,6 +145,7 @@ def _optimizer(config: Config, lost: list[str]) -> dict[str, str]:
     keys = {
         f"{optim}lr": f"{learner.lr:g}", f"{optim}weight_decay": f"{learner.weight_decay:g}",
         f"{optim}betas": hydra([learner.adam_beta1, learner.adam_beta2]),
+        # -1: none, verl's default.
         f"{optim}lr_warmup_steps": str(warmup or -1), f"{optim}clip_grad": f"{learner.max_grad_norm:g}",
     }  # fmt: skip
     if learner.schedule == "cosine":
@@ -198,6 +202,7 @@ def _objective(config: Config, lost: list[str]) -> tuple[dict[str, str], dict[st
     args = args if objective != preset(name) else {}
     called = f"trew-{name}" if not args else f"{name}-of-recipe"
     keys = {f"{ACTOR}policy_loss.loss_mode": called, "algorithm.adv_estimator": estimator.replace("trew", called)}
+    # "<...>" stands for a number that only a recipe has: see offered._of_loss.
     keys |= {k: str(config.rollout.max_tokens) if v.startswith("<") else v for k, v in found.settings}
     keys |= _elsewhere(config, elsewhere, lost)
     if estimator == "gdpo":
@@ -241,6 +246,7 @@ def _own_correction(config: Config, own: dict[str, Any], lost: list[str]) -> dic
 
 def _correction(rules: Sequence[Correction]) -> dict[str, str]:
     """Returns the keys of verl's equivalent correction; empty if it has none."""
+    # verl applies one rule.
     [rule] = rules if len(rules) == 1 else [None]
     if not isinstance(rule, TruncatedImportance | MaskedImportance):
         return {}

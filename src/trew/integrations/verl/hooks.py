@@ -115,6 +115,7 @@ class PolicyLoss:
             group_ids=torch.arange(len(mask), device=mask.device),
         )  # fmt: skip
         batch = batch.replace(denominators=_denominators(self.name, self.objective, batch, info))
+        # Without advantages, filters and the KL to the reference: verl has applied them before it calls a loss.
         output = self._here(self._given(rollout_is_weights, mask, config)).loss(batch)
         # The denominators count all ranks, and verl averages gradients over ranks: multiply once to get their sum.
         scale = info.get("dp_size") or 1
@@ -206,6 +207,7 @@ class AdvantageEstimator:
         prepared = _advantages_alone(objective).prepare(batch)
         assert prepared.advantages is not None
         advantages = prepared.unpack(prepared.advantages).to(token_level_rewards.dtype)
+        # Returns are for a critic, which none of these objectives has.
         return advantages, advantages
 
     def _check(self, config: Any) -> None:
@@ -224,6 +226,7 @@ class AdvantageEstimator:
         control = getattr(config, "kl_ctrl", None)
         got = (getattr(config, "use_kl_in_reward", False), getattr(config, "kl_penalty", None),
                getattr(control, "kl_coef", None), getattr(control, "type", None))  # fmt: skip
+        # Up to rounding: the number has been written and read as text.
         same = got[0] and got[1] in KL_TYPES[kl.estimator] and abs(float(got[2] or 0) - kl.beta) <= 1e-9 * kl.beta
         if not same or got[3] != "fixed":
             raise ConfigError(
@@ -280,6 +283,7 @@ def _metrics(output: LossOutput) -> dict[str, float]:
 
 
 def _to_go(rewards: Tensor) -> Tensor:
+    # (B, T): sum from each token to the end.
     return rewards.flip(1).cumsum(1).flip(1)
 
 

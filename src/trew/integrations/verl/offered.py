@@ -119,6 +119,7 @@ def _no_loss(objective: Objective) -> str:
         objective.aggregate,
         *in_loss(objective),
     ]
+    # In bypass mode verl passes the sampler's log-probs as the old policy's.
     needed = [
         n for component in components for n in component.needs if not (n == "rollout_logprobs" and bypasses(objective))
     ]
@@ -156,6 +157,7 @@ def _no_advantage(objective: Objective) -> str:
     if isinstance(rule, DEMONSTRATED):
         return "its completions are demonstrations, and verl samples them"
     if isinstance(rule, GAE):
+        # Any other field than gamma and lam that is not at its default.
         if rule != GAE(rule.gamma, rule.lam):
             return "verl's critic learns with the lam of the policy, and with one for all lengths"
         return "verl hands an estimator no values of its critic: use adv_estimator=gae"
@@ -207,6 +209,7 @@ def _settings(objective: Objective, *, loss: bool, advantage: bool) -> list[tupl
     kl, rule = objective.reference, objective.advantage
     if loss and isinstance(rule, GAE):  # by verl's own estimator
         found += [("algorithm.gamma", f"{rule.gamma:g}"), ("algorithm.lam", f"{rule.lam:g}")]
+        # verl's estimator reads token rewards, which have the KL in them.
         advantage = not _no_kl_in_reward(objective)
     if advantage and kl.active and kl.place != "loss":
         found += [("algorithm.use_kl_in_reward", "True"), ("algorithm.kl_ctrl.kl_coef", f"{kl.beta:g}"),

@@ -67,6 +67,7 @@ def compute_score(
 def _chosen(source: str, reward: str, args: Any, rewards: Any) -> RewardSet:
     if reward and rewards:
         raise ConfigError("reward and rewards: got both, accepts one of them")
+    # Options come from Hydra: its containers are no dictionaries and lists, and json.dumps below refuses them.
     one = {"name": reward or BY_SOURCE.get(source, ""), "args": _plain(args or {})}
     tables = [_plain(table) for table in rewards] or [one]
     if not tables[0].get("name") and not tables[0].get("model"):
