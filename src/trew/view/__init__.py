@@ -18,4 +18,5 @@ class _Room(ModuleType):
         return view(*runs, **options)
 
 
+# The class of a loaded module may be changed, which is the one way to make a package callable.
 sys.modules[__name__].__class__ = _Room

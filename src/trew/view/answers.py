@@ -33,6 +33,7 @@ class Refused(TrewError):
 def answer(found: Any, status: int = 200) -> Response:
     """Everything is data in JSON, whatever a model wrote; numbers that are not finite are null."""
     how: dict[str, Any] = {"ensure_ascii": False, "allow_nan": False, "separators": (",", ":"), "default": str}
+    # Looks for such numbers only where json has met one: a copy of a large answer takes longer than writing it.
     try:
         text = json.dumps(found, **how)
     except ValueError:

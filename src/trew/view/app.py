@@ -69,9 +69,12 @@ def application(library: Library, access: Access, store: Store, *, page: Path | 
         of_run("/rollouts", lambda run, p: rollouts(run, store, p)),
         of_run("/groups", lambda run, p: groups(run, store, p)),
         of_run("/prompts", lambda run, p: prompts(run, store, p)),
+        # uids may contain slashes.
         of_run("/prompts/{uid:path}", lambda run, p: prompt(run, store, p, p.path["uid"])),
+        # What the page asks for: in a parameter, every uid keeps its form.
         of_run("/prompt", lambda run, p: prompt(run, store, p, p.text("uid"))),
         of_run("/completion", lambda run, p: completion(run, tokenizers, p)),
+        # Last: it matches everything.
         Route("/{path:path}", file, methods=["GET"]),
     ]
     return Guard(Starlette(routes=routes, exception_handlers={HTTPException: _no_route}), access)

@@ -30,11 +30,13 @@ class Comparisons:
             allow=_accepted("allow", p), unfinished=_unfinished(p),
         )  # fmt: skip
         key = (tuple((run.id, run.revision) for run in runs), choices)
+        # Held while comparing: a second request for the same runs waits and takes the result.
         with self._lock:
             if key not in self._known:
                 try:
                     self._known[key] = to_json(compare_runs([run.folder for run in runs], choices))
                 except TrewError as error:
+                    # A refusal is kept too, and raised at every request.
                     self._known[key] = Refused(str(error))
                 while len(self._known) > _KEPT:
                     self._known.popitem(last=False)

@@ -94,6 +94,7 @@ def _values(cells: Mapping[str, Any], sampled: Sequence[bool]) -> dict[str, list
     found = {}
     for name, column in VALUES.items():
         given = cells.get(column)
+        # A column of another length contradicts the tokens, and is left out.
         if given is not None and len(given) == len(sampled):
             found[name] = [_known(v) if own else None for v, own in zip(given, sampled, strict=True)]
     for name, (one, other) in GAPS.items():
@@ -125,6 +126,7 @@ def _turns(cells: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
     """What the policy and its environment said by turns, with the tokens of each; nothing where there is one turn."""
     made: list[dict[str, Any]] = []
     at = -len(cells.get("prompt_ids") or ())  # tokens count from the first one after the prompt
+    # ``context``: tokens that the policy read before its own, of the first turn those of the prompt.
     for turn in cells.get("turns") or ():
         start = at + turn["context"]
         end = start + turn["sampled"]

@@ -49,12 +49,15 @@ class Curves:
                 continue
             column = self.columns.get(name)
             if column is None:
+                # A metric that begins late has NaN in all rows before.
                 column = self.columns[name] = array("d", [math.nan]) * count
             column.append(math.nan if number is None else number)
+        # And NaN in this row where it is missing.
         for column in self.columns.values():
             if len(column) == count:
                 column.append(math.nan)
         self.health.observe(row)
+        # Step 0 stands for the beginning where there is no row before.
         self._note_stretches(row["step"], previous=self.steps[-2] if count else 0)
 
     def _note_stretches(self, step: int, previous: int) -> None:
@@ -70,6 +73,7 @@ class Curves:
         """Rows with some of the columns."""
         found: list[dict[str, Any]] = [{"step": step} for step in self.steps]
         for name in names:
+            # Not strict: a column that no row has is empty.
             for row, value in zip(found, self.columns.get(name, ()), strict=False):
                 if not math.isnan(value):
                     row[name] = value
@@ -90,6 +94,7 @@ class MetricsFile:
 
     def read(self, config: Mapping[str, Any]) -> Curves:
         """The rows so far; a partial last line waits until it is whole."""
+        # Health rules depend on settings: another configuration judges all rows again.
         facts, seen = Facts.of(config), signature(self.folder / self.name)
         if self.curves is not None and facts == self._facts and seen is not None and seen == self._seen:
             return self.curves
@@ -98,6 +103,7 @@ class MetricsFile:
             self._begin(facts)
         try:
             with safe_files.open_file(self.folder, self.name, most=safe_files.METRICS_BYTES) as file:
+                # Reads the last bytes once more, and the first ones, to see that this is still the same file.
                 back, head = max(self._at - _ENDS, 0), file.read(len(self._head))
                 file.seek(back)
                 data = file.read()

@@ -20,6 +20,7 @@ def groups(run: ViewedRun, store: Store, p: Parameters) -> dict[str, Any]:
     """The groups of a step, sorted, one page of them."""
     step, eval, sort = p.whole("step", least=0), bool(p.flag("eval")), p.one_of("sort", SORTS, "group")
     offset, limit = p.whole("offset", 0, least=0), p.whole("limit", 20, least=1, most=MOST)
+    # The index grows and is replaced while a run trains; every request updates it.
     with run.lock:
         part = store.index(run, eval).parts.get(step)
         if part is None:
@@ -27,6 +28,7 @@ def groups(run: ViewedRun, store: Store, p: Parameters) -> dict[str, Any]:
             raise NotHere(f"step: got {step}, but {run.name} has no readable {what} {step}")
         numbers, means, spreads = spread(part.columns["group"], part.columns["score"])
         keys = {"group": numbers, "disagreement": -spreads, "mean": means, "-mean": -means}
+        # By the chosen key; numbers break ties. lexsort sorts by its last key first, and NaN last.
         order = np.lexsort((numbers, keys[sort]))
         shown = [
             _group(run, store, Place(eval, step, 0), np.flatnonzero(part.columns["group"] == numbers[i]))
@@ -50,6 +52,7 @@ def spread(keys: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray
     """
     numbers, codes = np.unique(keys, return_inverse=True)
     known = np.isfinite(scores)
+    # (groups,): finite scores of each.
     counts = np.bincount(codes, known, minlength=len(numbers))
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         means = np.bincount(codes, np.where(known, scores, 0.0), minlength=len(numbers)) / counts

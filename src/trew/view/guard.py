@@ -88,9 +88,11 @@ class _Request:
     def __init__(self, scope: Scope) -> None:
         self._headers = [(name, value.decode("latin-1")) for name, value in scope["headers"]]
         self.host = self._only(b"host")
+        # Sent by browsers only. same-site is another port or subdomain: not this server.
         self.foreign = self._only(b"sec-fetch-site") in ("cross-site", "same-site")
         kind, _, given = self._only(b"authorization").partition(" ")
         self.bearer = given.strip() if kind.lower() == "bearer" else ""
+        # Given twice, it would be ambiguous which one counts.
         tokens = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("token", [])
         self.token = tokens[0] if len(tokens) == 1 else ""
 
@@ -121,6 +123,7 @@ def _headers(access: Access, path: str) -> dict[bytes, bytes]:
         b"x-content-type-options": b"nosniff",
         b"referrer-policy": b"no-referrer",
         b"cross-origin-resource-policy": b"same-origin",
+        # Nothing of a run is kept by the browser; files of the page may be, but are asked for again.
         b"cache-control": b"no-store" if _needs_token(path) else b"no-cache",
     }
 
@@ -135,7 +138,9 @@ def _with_headers(send: Send, headers: dict[bytes, bytes]) -> Send:
 
 
 async def _let_in(send: Send, access: Access) -> None:
+    # Not readable by scripts, and sent by no other site.
     cookie = f"{access.cookie}={access.token}; HttpOnly; SameSite=Strict; Path=/"
+    # Back to the address without the token, which would otherwise stay in the history.
     headers = [(b"location", b"/"), (b"set-cookie", cookie.encode()), (b"content-length", b"0")]
     await send({"type": "http.response.start", "status": 303, "headers": headers})
     await send({"type": "http.response.body", "body": b""})

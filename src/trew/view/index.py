@@ -41,12 +41,15 @@ class Words:
 
     def find(self, text: str) -> int:
         """The number of a text; -2 if it does not occur: -1 stands for a null."""
+        # Reading a dictionary needs no lock.
         return self._numbers.get(text, -2)
 
     def numbers(self, column: Any) -> np.ndarray:
         """The numbers of a column of texts; -1 for a null."""
+        # Converts each distinct text once, however many rows have it.
         encoded = (column.combine_chunks() if hasattr(column, "combine_chunks") else column).dictionary_encode()
         own = [-1 if text is None else self.number(text) for text in table.texts(encoded.dictionary)]
+        # Null rows get the code behind the last text, which stands for -1.
         codes = encoded.indices.fill_null(len(own)).to_numpy(zero_copy_only=False)
         return np.array([*own, -1], np.int32)[codes]
 
@@ -128,6 +131,7 @@ class Index:
 
     @property
     def bytes(self) -> int:
+        # Twice: :attr:`whole` holds a joined copy.
         return 2 * sum(
             a.nbytes for p in self.parts.values() for d in (p.columns, p.parts, p.statuses) for a in d.values()
         )
@@ -160,6 +164,7 @@ def lengths(sampled: Any) -> np.ndarray:
     """The number of sampled tokens of each completion."""
     lists = sampled.combine_chunks()
     flat = lists.values.fill_null(False).to_numpy(zero_copy_only=False)
+    # (tokens + 1,): sampled tokens before each; a list's count is the difference at its ends.
     before = np.concatenate(([0], np.cumsum(flat, dtype=np.int64)))
     offsets = lists.offsets.to_numpy()
     return (before[offsets[1:]] - before[offsets[:-1]]).astype(np.int32)
@@ -190,6 +195,7 @@ def _by_name(found: Any, name: str, missing: float, convert: Callable[[Any], np.
         return {}
     maps = found[name].combine_chunks()
     offsets = maps.offsets.to_numpy()
+    # (entries,): the row of each entry of a map. Entries of all rows lie one after another.
     rows = np.repeat(np.arange(len(maps)), np.diff(offsets))
     encoded = maps.keys.dictionary_encode()
     codes, given = encoded.indices.to_numpy(zero_copy_only=False), convert(maps.items)

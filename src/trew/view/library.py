@@ -29,6 +29,7 @@ class Library:
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = [Path(os.path.abspath(folder)) for folder in folders]
+        # By folder, and by id. Runs are never removed, so that an id stays the run's.
         self._runs: dict[Path, ViewedRun] = {}
         self._ids: dict[str, ViewedRun] = {}
         self._lock = threading.Lock()
@@ -54,6 +55,7 @@ class Library:
         with self._lock:
             run = self._ids.get(id)
         if run is None:
+            # Outside the lock, which runs() takes itself.
             self.runs()  # it may have begun since the last listing
             run = self._ids.get(id)
         if run is None:
@@ -88,10 +90,12 @@ def is_run(folder: Path) -> bool:
 
 def _search(folder: Path, deeper: int = _DEEPEST, left: list[int] | None = None) -> Iterator[Path]:
     """The run folders at and up to ``deeper`` levels below ``folder``; follows no links below it."""
+    # A list, so that all levels of the recursion count down the same number.
     left = [_MOST] if left is None else left
     if is_run(folder):
         left[0] -= 1
         yield folder
+        # Rounds of trew iterate lie inside the folder of their run.
         if not os.path.lexists(folder / "rounds.jsonl"):
             return
     if os.path.lexists(folder / STUDY_LOCK):  # runs/task/regime/algorithm/value/seed
@@ -100,6 +104,7 @@ def _search(folder: Path, deeper: int = _DEEPEST, left: list[int] | None = None)
         return
     try:
         with os.scandir(folder) as entries:
+            # Sorted by name: os.scandir gives entries in no order.
             inner = sorted(e.name for e in entries if e.is_dir(follow_symlinks=False) and not e.name.startswith("."))
     except OSError:
         return

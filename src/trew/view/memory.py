@@ -25,6 +25,7 @@ def memory(run: ViewedRun) -> dict[str, Any]:
     processes: dict[str, dict[str, Any]] = {}
     for one in _list(plan.get("processes")):
         by_phase = {p: _sizes(parts) for p, parts in _mapping(one.get("memory")).items()}
+        # Plan and measurement are joined by the name of the process.
         processes.setdefault(_name(one), _empty(one)).update(planned=by_phase)
     for one in _list(table.get("measured")):
         processes.setdefault(_name(one), _empty(one)).update(

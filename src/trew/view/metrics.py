@@ -83,6 +83,7 @@ def marks(run: ViewedRun, curves: Curves) -> list[dict[str, Any]]:
         {"step": at, "kind": "bad_step", "text": f"step {at} had numbers that are not finite: bad_steps/{at:06d}.json"}
         for at in run.steps_of("bad_steps")
     ]
+    # Warnings are in events.log as well: only one of the two is shown.
     told = {(w.step, w.text) for w in curves.health.found}
     found += [mark for mark in _events(run.text("events.log")) if (mark["step"], mark["text"]) not in told]
     return sorted(found, key=lambda mark: mark["step"])
@@ -100,6 +101,7 @@ def _events(text: str) -> list[dict[str, Any]]:
                 resumed = int(again[1])
                 found.append({"step": resumed, "kind": "resumed", "text": f"continued after step {resumed}"})
         elif match["step"]:
+            # Another event ends the lines about one resume.
             resumed = -1
             found.append({"step": int(match["step"]), "kind": "event", "text": match["text"]})
     return found

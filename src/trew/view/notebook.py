@@ -22,6 +22,7 @@ class Viewer:
         self._open = contextlib.ExitStack()
         served = self._open.enter_context(serving(runs, port=port, framed=True))
         self.url, self.port = served.url, served.port
+        # finalize holds the stack, not this object, so that the object can be collected.
         self.close = weakref.finalize(self, self._open.close)  # also at the end of the process
 
     def __repr__(self) -> str:

@@ -19,6 +19,7 @@ _KINDS = {
 def page_file(path: str, folder: Path | None = None) -> Response:
     """The file at an address of the server; / is index.html."""
     folder = folder or PAGE
+    # Looked up, never joined with a path from outside: no ".." can leave the folder.
     listed = {"/" + str(found.relative_to(folder)): found for found in folder.rglob("*") if found.is_file()}
     found = listed.get("/index.html" if path == "/" else path)
     if found is None or found.suffix not in _KINDS:

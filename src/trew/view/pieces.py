@@ -28,6 +28,7 @@ class Tokenizers:
 
     def of(self, run: ViewedRun) -> Any:
         """The tokenizer of a run; None if it is nowhere on this machine. Nothing is downloaded."""
+        # Held while loading, so that two requests do not load the same one.
         with self._lock:
             for key, text in _candidates(run):
                 if key not in self._known:
@@ -43,11 +44,13 @@ def _candidates(run: ViewedRun) -> Any:
     """Where the tokenizer may be, each with a function that reads it: the exported model of the run, then its model."""
     inside = f"final/{_FILE}"
     if safe_files.exists(run.folder, inside):
+        # A file that has changed has another key.
         key = (str(run.folder / inside), _changed(run.folder / inside))
         yield key, lambda: safe_files.read_text(run.folder, inside, most=_MOST)
     for name in (run.values.get("tokenizer"), run.values.get("model")):
         for path in _paths(name, run.folder) if isinstance(name, str) and name else ():
             if path.is_file():
+                # Bound now: a generator's variables have moved on when the function is called.
                 yield (str(path), _changed(path)), lambda path=path: _read(path)
 
 
@@ -80,6 +83,7 @@ def _in_cache(name: str) -> list[Path]:
 
 def _read(path: Path) -> str:
     # Links are followed: the hub's cache is made of them, and a user named the model.
+    # Without O_NONBLOCK, opening a FIFO would wait for a writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     with open(descriptor, "rb") as file:
         about = os.fstat(descriptor)

@@ -49,8 +49,10 @@ class Prompts:
 
     @staticmethod
     def of(visits: Visits) -> Prompts:
+        # Visits are ordered by uid: a prompt begins where the number changes. -1 is no uid.
         starts = np.flatnonzero(np.diff(visits.uid, prepend=-1))
         ends = np.append(starts, len(visits))[1:]
+        # (visits,): the number of the prompt of each.
         number = np.repeat(np.arange(len(starts)), ends - starts)
         known = np.isfinite(visits.std)
         gain = np.where(ends - starts > 1, visits.mean[ends - 1] - visits.mean[starts], np.nan)
@@ -72,6 +74,7 @@ def prompts(run: ViewedRun, store: Store, p: Parameters) -> dict[str, Any]:
         if text:
             order = order[_contain(run, store, found, order, text)]
         page = order[offset : offset + limit]
+        # The text of a prompt is read from its last visit.
         places = [_place(found.visits, int(found.last[i])) for i in page]
         texts = {(row["uid"]): row for row in rows(run, store.tables, places)}
         return {"total": len(order), "prompts": [_shown(found, i, texts) for i in page]}
@@ -86,6 +89,7 @@ def prompt(run: ViewedRun, store: Store, p: Parameters, uid: str) -> dict[str, A
             index = store.index(run, eval)
             columns, mask = index.whole.columns, index.whole.columns["uid"] == index.words.find(uid)
             for step in np.unique(columns["step"][mask]).tolist():
+                # Rows of the table, from rows of the whole index.
                 members = np.flatnonzero(mask & (columns["step"] == step)) - index.starts[step]
                 visits.append((step, eval, members))
         if not visits:
@@ -115,13 +119,16 @@ def _visits(index: Index) -> Visits:
     columns = index.whole.columns
     known = columns["uid"] >= 0
     row = np.arange(len(known))[known]
+    # One number for (step, uid), which sorts by step first.
     many = max(len(index.words.all), 1)
     keys = columns["step"][known] * many + columns["uid"][known]
     order = np.argsort(keys, kind="stable")
     visits, means, stds = spread(keys, columns["score"][known])
     sizes = np.bincount(np.searchsorted(visits, keys), minlength=len(visits))
+    # (visits,): the first row of each. The order is stable, so it is the earliest.
     firsts = row[order][np.cumsum(sizes) - sizes] if len(visits) else row
     starts = index.starts
+    # From rows of the whole index to rows of each table.
     at = firsts - np.array([starts[int(step)] for step in visits // many], np.int64)
     alone = np.where(sizes > 1, stds, np.nan)  # one completion cannot disagree
     evals = np.full(len(visits), index.kind == "evals")
@@ -132,6 +139,7 @@ def _together(a: Visits, b: Visits) -> Visits:
     """Both in one, by prompt; the numbers of ``b`` become those of the same names in ``a``."""
     names = list(a.names)
     known = {name: i for i, name in enumerate(names)}
+    # Numbers of b's names -> numbers among all names.
     codes = np.zeros(len(b.names), np.int64)
     for i, name in enumerate(b.names):
         if name not in known:
@@ -142,6 +150,7 @@ def _together(a: Visits, b: Visits) -> Visits:
     step, eval, mean, std, row = (
         np.concatenate([getattr(a, name), getattr(b, name)]) for name in ("step", "eval", "mean", "std", "row")
     )
+    # By uid, then step, then training before evaluation.
     order = np.lexsort((eval, step, uid))
     return Visits(uid[order], step[order], eval[order], mean[order], std[order], row[order], names)
 
@@ -150,6 +159,7 @@ def _ordered(found: Prompts, sort: str) -> np.ndarray:
     if sort == "uid":
         names = [found.visits.names[i] for i in found.visits.uid[found.first].tolist()]
         return np.array(sorted(range(len(names)), key=names.__getitem__), np.int64)
+    # Negated for "largest first"; NaN is neither, and sorts last both ways.
     key = {"gain": -found.gain, "loss": found.gain, "disagreement": -found.disagreement}[sort]
     return np.lexsort((found.first, key))  # prompts that it does not apply to come last
 
@@ -163,6 +173,7 @@ def _contain(run: ViewedRun, store: Store, found: Prompts, order: np.ndarray, te
         asked = np.flatnonzero(v.eval[found.last] == eval)
         at = v.row[found.last][asked] + np.array([index.starts[int(s)] for s in v.step[found.last][asked]], np.int64)
         mask = np.zeros(len(index.whole), bool)
+        # Only these rows need to be searched.
         mask[at] = True
         hits[asked] = store.searches.mask(run, index, text, mask, ("prompt", "uid"))[at]
     return hits[order]

@@ -73,6 +73,7 @@ def _mask(index: Index, wanted: Filter) -> np.ndarray:
     found, columns = index.whole, index.whole.columns
     tests = [
         wanted.step is None or columns["step"] == wanted.step,
+        # find() gives -2 for a text that no row has, so that nothing matches.
         not wanted.uid or columns["uid"] == index.words.find(wanted.uid),
         # A completion without a score is neither above nor below.
         wanted.min_score is None or columns["score"] >= wanted.min_score,
@@ -84,6 +85,7 @@ def _mask(index: Index, wanted: Filter) -> np.ndarray:
     ]
     mask = np.ones(len(found), bool)
     for test in tests:
+        # A test is an array, or True or False for all.
         mask &= test
     return mask
 

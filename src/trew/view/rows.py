@@ -61,17 +61,20 @@ class Tables:
 
     def _kept(self, run: ViewedRun, eval: bool, step: int, names: Sequence[str], leaves: Mapping[str, str]) -> Any:
         kind = KINDS[eval]
+        # The signature makes a table that was replaced another one; its old entry ages out.
         key = (run.id, kind, step, names, run.table_signature(kind, step))
         with self._lock:
             if key in self._known:
                 self._known.move_to_end(key)
                 return self._known[key]
+        # Outside the lock, so that other tables can be read meanwhile.
         found = table.read(run.folder, kind, step, names, leaves=leaves)
         size = found.nbytes
         with self._lock:
             if key not in self._known:  # another thread may have read it meanwhile
                 self._known[key], self._sizes[key] = found, size
                 self._bytes += size
+            # One table stays, however large.
             while self._bytes > _KEPT_BYTES and len(self._known) > 1:
                 self._bytes -= self._sizes.pop(self._known.popitem(last=False)[0])
         return found

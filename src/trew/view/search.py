@@ -33,17 +33,20 @@ class Searches:
         """Which rows of the index contain ``text`` in one of ``columns``, of those in the mask ``among``."""
         key = (run.id, index.kind, text, columns)
         with self._lock:
+            # Removed and put back: the newest entry is at the end.
             matched = self._known.pop(key, {})
             self._known[key] = matched
             while len(self._known) > _TEXTS:
                 self._known.popitem(last=False)
         out, starts = np.zeros(len(among), bool), index.starts
         asked = {step: slice(at, at + len(index.parts[step])) for step, at in starts.items()}
+        # Tables without a row in question are not read.
         asked = {step: part for step, part in asked.items() if among[part].any()}
         keys = {step: (step, run.table_signature(index.kind, step)) for step in asked}
         missing = [step for step in asked if keys[step] not in matched]
         with ThreadPoolExecutor(THREADS) as pool:  # pyarrow reads and searches without Python's lock
             found = pool.map(lambda step: self._matches(run, index.kind, step, text, columns), missing)
+            # Another thread may search for the same meanwhile; both compute the same.
             matched.update(zip([keys[step] for step in missing], found, strict=True))
         for step, part in asked.items():
             hits = matched[keys[step]]
@@ -81,6 +84,7 @@ class Searches:
     def _keep(self, columns: dict[object, Any]) -> None:
         with self._lock:
             for key, column in columns.items():
+                # Another thread may have read the same column meanwhile.
                 self._bytes += column.nbytes - (self._columns[key].nbytes if key in self._columns else 0)
                 self._columns[key] = column
             while self._bytes > _KEPT_BYTES and len(self._columns) > 1:

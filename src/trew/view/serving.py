@@ -43,11 +43,13 @@ def serving(
     from .store import Store
 
     library, store = Library(folders), Store()
+    # The port is known before the server runs: the Host header is compared with it.
     with _socket(port) as bound:
         taken: int = bound.getsockname()[1]
         access = Access(secrets.token_urlsafe(24), taken, frozenset(host.lower() for host in hosts), framed)
         app = application(library, access, store)
         with listening.listening(app, [bound], None) as alive:
+            # Daemon: reading may take longer than the server runs.
             threading.Thread(target=store.warm, args=(library.runs(),), name="trew-view", daemon=True).start()
             yield Served(f"http://{HOST}:{taken}/?token={access.token}", taken, access.token, alive)
 

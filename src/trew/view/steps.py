@@ -29,6 +29,7 @@ def steps(run: ViewedRun, store: Store) -> dict[str, Any]:
 
 
 def _steps(index: Index) -> list[dict[str, Any]]:
+    # Over the whole run, so that histograms of steps can be compared.
     edges = _edges(index.whole.columns["score"])
     return [_step(step, index.parts[step], edges) for step in sorted(index.parts)]
 
@@ -67,4 +68,5 @@ def _edges(scores: np.ndarray) -> np.ndarray:
         return np.array([low - 0.5, high + 0.5])
     with np.errstate(over="ignore"):
         edges = np.linspace(low, high, BINS + 1)
+    # Extreme scores: bins overflow, or are narrower than floats can tell apart.
     return edges if np.isfinite(edges).all() and (np.diff(edges) > 0).all() else np.array([low, high])

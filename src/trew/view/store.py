@@ -29,14 +29,17 @@ class Store:
         """The index of a run's training or evaluation completions, as the folder is now. Hold the run's lock."""
         with self._lock:
             key = (run.id, eval)
+            # Taken out and put in again: the index that was used last is at the end.
             found = self._indexes.pop(key, None) or Index(run.folder, KINDS[eval])
             self._indexes[key] = found
             self._make_room()
+        # Outside the lock: reading takes long, and the caller holds the run's own.
         found.update(run.steps_of(KINDS[eval]))
         return found
 
     def kept(self, run: ViewedRun, name: str, index: Index, make: Callable[[], Any]) -> Any:
         """What ``make`` computes from an index, until that changes."""
+        # The index itself too: one that was made anew begins at version 0 again.
         key, version = (run.id, name), (index, index.version)
         with self._lock:
             known = self._results.get(key)
@@ -57,5 +60,6 @@ class Store:
                     self.index(run, eval)
 
     def _make_room(self) -> None:
+        # Two stay: the training and the evaluation index of the run that is looked at.
         while len(self._indexes) > 2 and sum(index.bytes for index in self._indexes.values()) > _KEPT_BYTES:
             self._indexes.popitem(last=False)

@@ -55,6 +55,7 @@ def _measured(table: Mapping[str, Any], name: str) -> dict[str, Any] | None:
 def _warning(warning: HealthWarning, curves: Curves) -> dict[str, Any]:
     """A warning, and the last step at which its rule still held; None if it holds now."""
     advice = ADVICE.get(warning.rule, "")
+    # The page shows the advice apart. Compared without its first letter, which may be small in the text.
     text = (
         warning.text[: -len(advice)].rstrip(" .") if advice and warning.text[1:].endswith(advice[1:]) else warning.text
     )

@@ -55,6 +55,7 @@ def texts(column: Any) -> list[str | None]:
     try:
         return column.to_pylist()
     except UnicodeDecodeError:
+        # Only now: pyarrow refuses the whole column for one such text.
         found = column.cast(pa.binary()).to_pylist()
         return [None if text is None else text.decode("utf-8", "replace") for text in found]
 

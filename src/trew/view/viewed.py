@@ -34,6 +34,7 @@ class ViewedRun:
 
     def __init__(self, folder: Path, *, id: str, name: str) -> None:
         self.folder, self.id, self.name = folder, id, name
+        # Reentrant: methods that take it call each other.
         self.lock = threading.RLock()
         self._read: dict[str, tuple[object, Any]] = {}
         self._metrics: MetricsFile | None = None
@@ -49,6 +50,7 @@ class ViewedRun:
 
     @property
     def revision(self) -> str:
+        # A run that is killed changes no file: only whether it runs.
         known = (self.signatures(), self.is_running)
         return hashlib.blake2b(repr(known).encode(), digest_size=8).hexdigest()
 
@@ -130,6 +132,7 @@ class ViewedRun:
                 found = held(file.read(4096))
         except OSError:
             return False
+        # None: the process is on another host, where nobody can ask for it.
         return time.time() - self.updated < _ELSEWHERE_S if found is None else found
 
     @property
