@@ -105,11 +105,13 @@ def save(
         for stray in root.glob(f"{ASIDE}*"):
             _remove(stray)
         written.mkdir()
+        # Tensors first: once they are on the way to the disk, training may change them (``read``).
         tensor_files.write(written, tensors, parts=parts)
         if read is not None:
             read()
         if extra_files is not None:
             extra_files(written)
+        # Waits for the other ranks' parts before the manifest, which has the hash of every file.
         _complete(written, step, meta, _counts(written, tensors, parts, abandoned))
         target = _free_name(root, step)
         # The folder's files are durable before its final name exists, and the name before the save counts as done.
@@ -144,6 +146,7 @@ def save_part(
     """Writes this rank's part into ``folder``, which rank 0 makes (:func:`aside`). An error is left there as a file,
     for rank 0 to report."""
     end = time.monotonic() + PART_S
+    # Rank 0 makes the folder, perhaps on another machine: this one waits until it sees it.
     while not folder.is_dir():
         if abandoned() or time.monotonic() > end:
             return  # rank 0 died, or could not even make the folder and says why
@@ -219,6 +222,7 @@ def load_latest(root: Path) -> tuple[Loaded | None, list[str]]:
         elif not _is_checkpoint(entry):
             messages.append(f"{entry}: is not a checkpoint of trew; ignored")
     broken = []
+    # Newest first: the first that is whole is taken, and the broken ones on the way are told.
     for folder in reversed(_checkpoints(root)):
         try:
             loaded = load(folder)
@@ -261,11 +265,13 @@ def load(folder: Path) -> Loaded:
     other.
     """
     manifest = _read_manifest(folder)
+    # All hashes before any tensor: a run must not begin on a part of what was saved.
     for name, expected in manifest.files.items():
         _verify(folder, name, expected)
     if "state.json" not in manifest.files:
         raise _BrokenError("state.json is missing")
     state = _shaped(StateFile, _read_json(folder / "state.json"), "state.json")
+    # A folder that was renamed or copied under another number is refused.
     for where, step in (("manifest.json", manifest.step), ("state.json", state.step)):
         if step != _order(folder)[0]:
             raise _BrokenError(f"{where} is of step {step}")
@@ -281,6 +287,7 @@ def _tensors_of(folder: Path, manifest: Manifest, state: StateFile) -> dict[str,
         tensors, counts = tensor_files.read(folder, files)
     except FileError as error:
         raise _BrokenError(str(error)) from None
+    # safetensors cannot tell that tensors are lacking, so the state counts them.
     for name, count in counts.items():
         if count != state.tensors.get(name, 0):
             raise _BrokenError(f"{name} has {count} tensors, {state.tensors.get(name, 0)} by state.json")
@@ -346,7 +353,9 @@ def _rotate(root: Path, newest: Path, *, keep: int, best: int | None) -> None:
     ``best``. Ignores removals that fail.
     """
     found = _checkpoints(root)
+    # Those behind it are of the time before a resume: see save.
     until = found.index(newest) + 1
+    # The last one, where the step of the best evaluation was saved more than once.
     chosen = [folder for folder in found[:until] if _order(folder)[0] == best][-1:]
     for folder in [f for f in [*found[: max(until - keep, 0)], *found[until:]] if f not in chosen]:
         # Renamed first: a kill during the removal must not leave half a checkpoint under a valid name.
@@ -360,6 +369,7 @@ def _rotate(root: Path, newest: Path, *, keep: int, best: int | None) -> None:
 
 def _checkpoints(root: Path) -> list[Path]:
     """Folders with a checkpoint's name, oldest first."""
+    # By number: as text, 1000000 would come before 999999.
     return sorted((p for p in root.iterdir() if _is_checkpoint(p)), key=_order)
 
 

@@ -28,6 +28,7 @@ def write_atomic(
     with (guard or storage)(path):
         try:
             aside.unlink(missing_ok=True)  # a leftover, or a link that somebody planted to redirect the write
+            # Outside of run folders the umask decides, as for any file that a command writes.
             fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666 if guard else 0o600)
             with open(fd, "wb") as file:
                 write(file)
@@ -35,9 +36,11 @@ def write_atomic(
                 os.fsync(file.fileno())
             # After the fsync: otherwise a crash could leave the new name with empty contents.
             os.replace(aside, path)
+        # An interrupt too must leave no file aside.
         except BaseException:
             aside.unlink(missing_ok=True)
             raise
+        # The rename is in the folder, and lost with a crash until that is synced.
         sync_folder(path.parent)
 
 

@@ -97,6 +97,7 @@ class RunFolder:
 
     def write_config(self, text: str) -> None:
         """Writes the resolved configuration, with secrets masked."""
+        # "replace": a setting may hold a lone surrogate, which UTF-8 cannot.
         write_atomic(self.folder / "config.toml", lambda f: f.write(redact_config(text).encode("utf-8", "replace")))
 
     def finished(self) -> dict[str, Any] | None:
@@ -207,6 +208,7 @@ class RunFolder:
         messages = self._rewind_metrics(step, evaluated, size)
         with storage(self.folder):
             for name, path in list(step_files(self.folder)):
+                # Of an evaluation that is repeated, the file of ``step`` itself goes too.
                 if int(path.stem) > step - (name.startswith("evals/") and not evaluated):
                     self.recorder.forget(path)
                     path.unlink()
@@ -221,6 +223,7 @@ class RunFolder:
     def _rewind_metrics(self, step: int, evaluated: bool, size: int | None) -> list[str]:
         path = self.folder / "metrics.jsonl"
         try:
+            # By "\n", so that what stands behind the last one shows.
             lines = path.read_bytes().split(b"\n")
         except FileNotFoundError:
             return []
@@ -230,6 +233,7 @@ class RunFolder:
         for number, line in enumerate(lines, 1):
             # Lines within the recorded size were compared with the checkpoint's hash and stay whatever they hold.
             known = size is not None and at < size
+            # The newline that split() took away counts too.
             at += len(line) + 1
             why = "" if known else _out_of_place(line, number, step, evaluated)
             if not why and not known and size is not None:
@@ -267,6 +271,7 @@ def _out_of_place(line: bytes, number: int, step: int, evaluated: bool) -> str:
 
 def _plain(value: Any) -> Any:
     """Converts ``value`` to JSON types; non-finite numbers become None."""
+    # A namedtuple, which would otherwise become a list without names.
     if hasattr(value, "_asdict"):
         value = value._asdict()
     if isinstance(value, Mapping):

@@ -29,6 +29,7 @@ class Journal:
         with storage(self.folder):
             make_private(self.folder)
             self._files = {path.name for path in self.folder.iterdir()}
+        # Numbers go on behind what is there: a name must never mean two files.
         self._next = 1 + max((int(name) for name in self._files if name.isdecimal()), default=0)
 
     def lines(self) -> list[bytes]:
@@ -37,6 +38,7 @@ class Journal:
             data = self.path.read_bytes()
         except FileNotFoundError:
             return []
+        # rfind gives -1 if there is no newline, and so nothing.
         whole = data[: data.rfind(b"\n") + 1]
         if len(whole) < len(data):
             with storage(self.path):
@@ -51,6 +53,7 @@ class Journal:
         """Appends all lines, and has them on the disk when it returns."""
         if self._lines:
             with storage(self.path):
+                # One write and one sync for all lines.
                 append_synced(self.path, "".join(f"{line}\n" for line in self._lines).encode())
             self._lines = []
 
@@ -60,6 +63,7 @@ class Journal:
         self._next += 1
         with storage(path):
             append_synced(path, b"".join(groups))
+            # The file's entry in the folder, too.
             sync_folder(self.folder)
         self._files.add(path.name)
         found, at = [], 0

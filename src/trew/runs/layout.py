@@ -127,4 +127,5 @@ def has_run(folder: Path, layout: Layout = RUN) -> bool:
     # metrics.jsonl alone is a common name; next to our lock or our configuration it belongs to a run.
     ours = (folder / LOCK).exists() or ((folder / "config.toml").exists() and rows.exists())
     results = rows.exists() or (folder / "summary.json").exists()
+    # A folder that is made at the beginning (``made``) counts only once something is in it.
     return ours and (results or any(any(path.glob("*")) for name in layout.folders for path in folder.glob(name)))

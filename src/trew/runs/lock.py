@@ -32,6 +32,7 @@ class Lock:
         self._lock = FileLock(path, mode=0o600, thread_local=False, fallback_to_soft=False)
         try:
             self._lock.acquire(blocking=False)
+            # Where other hosts do not see the lock, having it proves nothing about them.
             decisive = not _of_this_host_only(path)
         except Timeout:
             raise ConfigError(self._refusal(_read(path))) from None
@@ -47,9 +48,11 @@ class Lock:
 
     def _sign(self, decisive: bool) -> None:
         """Writes this process into the file; refuses if the last holder may still run and flock cannot show it."""
+        # Read after flock is held: nobody else writes it now.
         holder = _read(self.path)
         if holder and not decisive and (holder.get("host") != socket.gethostname() or _alive(holder)):
             raise ConfigError(self._refusal(holder))
+        # It is dead: else flock would not have been free, or the test above would have refused.
         if holder:
             self.stale = f"took over the lock of a run that ended without closing it ({_who(holder)})"
         own = os.getpid()
@@ -66,6 +69,7 @@ class Lock:
         """Frees the folder. The file stays, but empty: if it were removed, two newcomers could lock two files."""
         if self._signed:
             self._signed = False
+            # Before the release: afterwards it would erase what the next holder has written.
             _write(self.path, "")
             self._lock.release()
 
@@ -83,6 +87,7 @@ def _read(path: Path) -> dict:
     try:
         return _parse(path.read_bytes())
     except OSError:
+        # Not empty: what cannot be read counts as held, by somebody unknown.
         return _parse(b"?")
 
 
@@ -143,10 +148,12 @@ def _of_this_host_only(path: Path) -> bool:
     except OSError:
         return False
     real = os.path.realpath(path)
+    # /proc/self/mounts writes blanks in names as octal escapes.
     places = [(m[1].encode().decode("unicode_escape"), m[2], m[3]) for m in mounts if len(m) > 3]
     under = [m for m in places if real == m[0] or real.startswith(m[0].rstrip("/") + "/")]
     if not under:
         return False
     # The longest mount point is the closest; of equals the last one counts, which is mounted over the others.
     _, kind, options = max(reversed(under), key=lambda mount: len(mount[0]))
+    # fuse-overlayfs is a container's own file system, which no other host sees.
     return (kind.startswith("fuse.") and kind != "fuse.fuse-overlayfs") or not _LOCAL.isdisjoint(options.split(","))

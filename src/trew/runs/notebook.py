@@ -58,6 +58,7 @@ def curves(
     for run in loaded:
         named = f"{run.name} " if len(loaded) > 1 else ""
         for metric in metrics:
+            # Each metric adds three series of one colour.
             series += _series(run.rows, metric, colour=len(series) // 3, named=named, window=window)
     return Picture(line_chart(series, y_label="" if len(metrics) > 1 else metrics[0], width=720, height=300))
 
@@ -89,6 +90,7 @@ def in_notebook() -> bool:
     """Whether this is a cell of a notebook (Jupyter, VS Code, Colab), not a terminal, with IPython or without."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
+    # In a terminal, IPython's shell has no kernel.
     return getattr(shell, "kernel", None) is not None
 
 
@@ -143,6 +145,7 @@ class Notebook(Silent):
                 zip(scored.scores, scored.group.rollouts, strict=True),
                 key=lambda pair: (pair[0].value is None, -(pair[0].value or 0.0)),
             )
+            # The best ones, and the worst.
             picked = ranked[: limit - 1] + ranked[-1:] if len(ranked) > 1 else ranked
             cells = [(("none" if s.value is None else f"{s.value:.3g}"), r.text) for s, r in picked]
             prompt = scored.group.prompt
@@ -176,12 +179,14 @@ class Notebook(Silent):
 
     def show(self, *, least_s: float = 0.0) -> None:
         """Draws the block again, unless that was done within ``least_s`` seconds."""
+        # Every update is sent to the browser, and a progress bar would send hundreds in a second.
         if time.monotonic() - self._shown_at < least_s:
             return
         from IPython.display import HTML  # type: ignore[import-not-found]
         from IPython.display import display as show_in_cell  # type: ignore[import-not-found]
 
         block = HTML(self.html())
+        # The first time makes the block; later ones replace its content.
         if self._handle is None:
             self._handle = show_in_cell(block, display_id=True)
         else:

@@ -58,6 +58,7 @@ class Recorder:
         # rfind gives -1 if there is no newline, and so an empty prefix.
         whole = lines[: lines.rfind(b"\n") + 1]
         found = dict(step_files(self._folder))
+        # Drops files that are gone, then hashes only those that are new.
         self._known = {name: value for name, value in self._known.items() if name in found}
         for name, path in found.items():
             if name not in self._known:
@@ -133,6 +134,7 @@ def _rows_differ(lines: bytes, rows: RowsRecord, step: int) -> str:
 
 
 def _missing_or_repeated(rows_by_step: Counter[int], step: int) -> str:
+    # Steps are numbered from 1; step 0 has an evaluation only.
     missing = [str(s) for s in range(1, step + 1) if not rows_by_step[s]]
     repeated = [str(s) for s, count in sorted(rows_by_step.items()) if count > 1]
     text = f"; no row of step {_some(missing)}" if missing else ""

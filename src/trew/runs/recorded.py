@@ -47,6 +47,7 @@ class RecordedRollouts:
     @property
     def steps(self) -> int:
         """The number of steps that the run recorded."""
+        # Both count: a step without completions has a row and no table.
         return max([*self._rows, *(int(p.stem) for p in self.path(0).parent.glob("*.parquet") if p.stem.isdecimal())])
 
     def check(self, steps: int) -> None:
@@ -87,6 +88,7 @@ class RecordedRollouts:
         path = self.path(step)
         try:
             found = _step(_table(path), step)
+            # Without a row (metrics.jsonl was lost), the table alone is believed.
             wanted = self._rows.get(step, {}).get("groups_sampled", len(found.sampled))
             if wanted != len(found.sampled):
                 raise ValueError(f"{len(found.sampled)} groups, where metrics.jsonl counts {wanted}")
@@ -166,6 +168,7 @@ def _step(table: Any, step: int) -> StepRollouts:
     uids: set[str] = set()
     groups = [_group(rows, uids) for rows in members]
     order = _trained_on(members)
+    # A null is of a run without greedy baselines; NaN, of a prompt without one.
     baselines = {groups[i].group.prompt.uid: members[i][0]["baseline"] for i in order}
     return StepRollouts(
         tuple(groups[i] for i in order), tuple(groups), None if None in baselines.values() or not order else baselines
@@ -199,8 +202,11 @@ def _arrays(column: Any) -> list[np.ndarray | None]:
     if values.null_count:
         raise ValueError("a list has empty entries")
     flat = values.to_numpy(zero_copy_only=False)
+    # Token ids as elsewhere: int64.
     flat = flat.astype(np.int64) if flat.dtype == np.int32 else flat
+    # A null list and an empty one have equal offsets.
     known = lists.is_valid().to_numpy(zero_copy_only=False)
+    # Copies: views would keep the arrays of the whole table alive.
     return [flat[a:b].copy() if ok else None for a, b, ok in zip(offsets, offsets[1:], known, strict=False)]
 
 
@@ -236,10 +242,12 @@ def _rollout(row: Row) -> Rollout:
         start = at + turn["context"]
         end = start + turn["sampled"]
         context = row["prompt_ids"] if at < 0 else tokens[at:start]
+        # Spans of versions are stored for the whole completion, and belong to one turn each.
         own = tuple(Span(s.version, s.start - start, s.end - start) for s in spans if start <= s.start and s.end <= end)
         made.append(_turn(row, turn, context, slice(start, end), own))
         at = end
     found = Rollout(tuple(made), row["rollout_status"], row["rollout_error"], row["ending"])
+    # What was put together must give back the columns it came from.
     if (
         len(found.token_ids) != len(tokens)
         or (found.sampled != row["sampled"]).any()

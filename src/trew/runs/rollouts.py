@@ -122,6 +122,7 @@ def write_rollouts(
     import pyarrow.parquet as pq
 
     hidden = secrets()  # collected once, since redact would look them up for every text
+    # By identity: groups hold arrays, whose comparison is no truth value.
     places = {id(group): i for i, group in enumerate(trained_on)}
     rows = []
     for g, scored in enumerate(groups):
@@ -129,6 +130,7 @@ def write_rollouts(
         shared = {
             "step": step,
             "group": g,
+            # None: sampled and dropped, by dynamic sampling for example.
             "trained_group": places.get(id(scored)),
             "baseline": None if baselines is None else baselines.get(group.prompt.uid),
             "uid": _text(group.prompt.uid, hidden),
@@ -137,6 +139,7 @@ def write_rollouts(
             "columns": _columns(group.prompt, hidden),
         }
         for i, (rollout, score) in enumerate(zip(group.rollouts, scored.scores, strict=True)):
+            # (T,) float32, or None.
             advantage = None if advantages is None else _per_token(advantages[g][i], len(rollout.token_ids))
             rows.append({**shared, "sample": i, "advantages": advantage, **_sample_row(rollout, score, hidden)})
     table = pa.Table.from_pylist(rows, schema=schema().with_metadata(sampler.to_metadata() if sampler else None))
@@ -153,8 +156,10 @@ def _effect(values: Sequence[np.ndarray], table: Any, trained_on: Sequence[Score
     completions without any."""
     import pyarrow as pa
 
+    # (groups + 1,): completions of trained groups before each, in the order of ``values``.
     starts = np.cumsum([0, *(len(scored.group.rollouts) for scored in trained_on)])
     places = zip(table["trained_group"].to_pylist(), table["sample"].to_pylist(), strict=True)
+    # (T,) for each row of the table, empty where it was not trained on.
     of_rows = [np.empty(0, np.float32) if g is None else values[starts[g] + i] for g, i in places]
     flat = np.concatenate(of_rows).astype(np.float32)
     offsets = np.cumsum([0, *map(len, of_rows)]).astype(np.int32)
@@ -184,6 +189,7 @@ def _sample_row(rollout: Rollout, score: Score, hidden: tuple[str, ...]) -> dict
         "step_scores": [value for _, value in score.steps] or None,
         "score": score.value,
         "status": score.status,
+        # Not masked: readers know rewards by their names.
         "parts": [(_text(name, ()), value) for name, value in score.parts.items()],
         "statuses": [(_text(name, ()), status) for name, status in score.statuses.items()],
         "part_seconds": [(_text(k, ()), v) for k, v in score.part_seconds.items()],

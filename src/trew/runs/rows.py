@@ -33,6 +33,7 @@ def decode_row(line: bytes | str) -> dict[str, Any] | None:
     if not isinstance(row, dict) or isinstance(row.get("step"), bool) or not isinstance(row.get("step"), int):
         return None
     special = row.pop("not_finite", {})
+    # Only the three words that encode_row writes: the file may have been edited.
     if isinstance(special, dict):
         row.update({k: float(v) for k, v in special.items() if v in ("nan", "inf", "-inf")})
     return row

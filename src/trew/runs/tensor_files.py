@@ -45,8 +45,10 @@ def write(folder: Path, tensors: Mapping[str, Tensor], *, part: int = 1, parts: 
             if start == stop or is_replica(tensor):
                 continue  # a weight of fewer rows than ranks, or rows that another rank writes
             rows[key] = start, tensor.shape[0]
+        # Whole tensors are in the first part only.
         elif part > 1:
             continue
+        # safetensors stores contiguous memory of the CPU.
         members[key] = local(tensor).detach().cpu().contiguous()
     for kind, (members, rows) in files.items():
         # transformers reads "format" when it loads the file as a model.
@@ -79,10 +81,12 @@ class TensorOnDisk:
     def rows(self, start: int, stop: int) -> Tensor:
         parts = []
         for first, end, path, key in self.pieces:
+            # The wanted rows of this piece, numbered as in the whole tensor.
             low, high = max(start, first), min(stop, end)
             if low < high:
                 with safe_open(path, framework="pt") as file:
                     entry = file.get_slice(key)
+                    # A slice reads only these rows from the disk; a scalar has none.
                     parts.append(entry[low - first : high - first] if self.shape else file.get_tensor(key))
         if not parts:
             return torch.empty((0, *self.shape[1:]), dtype=self.dtype)
@@ -115,6 +119,7 @@ def _read_header(path: Path, kind: str, found: dict[str, TensorOnDisk]) -> int:
         for key in keys:
             entry = file.get_slice(key)
             shape, name = list(entry.get_shape()), f"{kind}.{key}"
+            # Without an entry in the header, the file has the whole tensor.
             first, total = (int(n) for n in rows.get(key, (0, shape[0] if shape else 1)))
             whole = torch.Size([total, *shape[1:]] if shape else [])
             known = found.setdefault(name, TensorOnDisk(whole, _DTYPES[entry.get_dtype()]))
@@ -126,6 +131,7 @@ def _read_header(path: Path, kind: str, found: dict[str, TensorOnDisk]) -> int:
 
 def _check_whole(name: str, tensor: TensorOnDisk) -> None:
     """Raises FileError unless the pieces are all rows of a tensor, each once."""
+    # By first row: pieces must follow one another without a gap or an overlap.
     tensor.pieces.sort(key=lambda piece: piece[0])
     end = 0
     for first, stop, path, _ in tensor.pieces:

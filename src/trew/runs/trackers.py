@@ -63,6 +63,7 @@ class Trackers:
         self._warn = warn
         self._trackers: dict[str, Tracker] = {}
         for name in names:
+            # ``name=name``: a closure would see the last name of the loop.
             self._guard(name, lambda name=name: self._start(name, folder, project, config))
 
     def _start(self, name: str, folder: Path, project: str, config: Mapping[str, Any]) -> None:
@@ -70,6 +71,7 @@ class Trackers:
 
     def log(self, step: int, row: Mapping[str, Any]) -> None:
         """Sends the finite numbers of ``row``."""
+        # Trackers take finite numbers only: see Tracker.
         values = {k: float(v) for k, v in row.items() if k != "step" and _is_number(v)}
         # A copy of the items: the guard removes a tracker that fails.
         for name, tracker in list(self._trackers.items()):
@@ -137,6 +139,7 @@ class _Tensorboard:
     def log(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
+        # At every step, so that a run that is killed leaves its curves.
         self._writer.flush()
 
     def close(self) -> None:
@@ -173,6 +176,7 @@ _MAKERS: dict[str, Callable[[Path, str, dict[str, Any]], Tracker]] = {
 def _has_wandb_key() -> bool:
     if os.environ.get("WANDB_API_KEY"):
         return True
+    # wandb login writes to netrc, by the server's host.
     hosts = {"api.wandb.ai", urlsplit(os.environ.get("WANDB_BASE_URL", "")).hostname}
     try:
         logins = netrc.netrc()

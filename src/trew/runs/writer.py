@@ -62,6 +62,7 @@ class Writer:
         """Waits until the tensors may change: the thread has read them."""
         if self._thread is not None:
             start = time.monotonic()
+            # Not join(): hashing and syncing may go on while the weights change.
             self._read.wait()
             self._held += time.monotonic() - start
         # The write may have ended in the meantime: report it now, not at the next checkpoint.
@@ -79,6 +80,7 @@ class Writer:
             self._notify(f"{self._done}; the run waited {self._held:.2f} s for it")
             self._done = ""
         if self._error is not None:
+            # Raised once: the next call starts afresh.
             error, self._error = self._error, None
             raise error
 
@@ -88,6 +90,7 @@ class Writer:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Completes the current checkpoint, whatever ends the run, except that nobody waits for a rank that died."""
         if kind is not None and issubclass(kind, LostRankError):
+            # The write in progress stops waiting for that rank's part.
             self._abandoned.set()
         try:
             self.finish()
@@ -101,6 +104,7 @@ class Writer:
             self._done = write(self._read.set, self._abandoned.is_set) or ""
         except TrewError as error:
             self._error = error
+        # Kept for the main thread: an exception in a thread would only be printed.
         except BaseException as error:
             self._error = CheckpointError(f"{what} could not be written: {error!r}")
         finally:

@@ -25,12 +25,14 @@ def compare_runs(folders: Sequence[Path], choices: Choices) -> ComparedRuns:
     if len(folders) < 2:
         raise ConfigError("compare: give two run folders or more, for example: trew compare runs/a-* runs/b-*")
     members, left_out = _counted([load_member(folder) for folder in folders], choices)
+    # All reasons at once, before the metric is computed of any run.
     if found := problems(members, allow=choices.allow):
         raise ConfigError(found)
     groups, differing = grouped(members, by=choices.by, several_tasks="data" in choices.allow)
     if found := group_problems(groups):
         raise ConfigError(found)
     baseline = find(groups, choices.baseline) if choices.baseline else groups[0]
+    # One call for all: some metrics depend on what every run has.
     scores = dict(zip((m.name for m in members), metric.scores(members), strict=True))
     comparison = compare([_scored(g, scores) for g in groups], baseline=baseline.name, better=metric.better)
     if len(groups) > 1 and not comparison.versus and "one-seed" not in choices.allow:
@@ -135,6 +137,7 @@ def _starts(groups: Sequence[RunGroup]) -> list[str]:
     other = []
     for group in groups:
         for pair, member in zip(group.pairs, group.members, strict=True):
+            # Of step 0 only: later evaluations are of trained weights.
             step, accuracy = member.evals[0]
             if step == 0 and starts.setdefault(pair, accuracy) != accuracy:
                 other.append(member.name)

@@ -38,10 +38,13 @@ def grouped(
     A group is made by the settings in ``by``, or else by all that change what is learned. With ``several_tasks`` the
     settings of the data do not separate groups.
     """
+    # Settings that separate groups; is_free leaves out those that change nothing that is learned.
     keys = _separating(members, by, several_tasks=several_tasks)
     parts: dict[str, list[Member]] = {}
     for member in members:
+        # Dictionaries keep their order, so the group of the first run comes first.
         parts.setdefault(_key(_settings(member, keys)), []).append(member)
+    # Members of a group agree in ``keys``, so the first stands for all.
     firsts = [of[0] for of in parts.values()]
     differing = sorted(k for k in keys if len({_key(m.settings.get(k)) for m in firsts}) > 1)
     names = _names([_settings(first, differing) for first in firsts])
@@ -88,6 +91,7 @@ def find(groups: Sequence[RunGroup], wanted: str) -> RunGroup:
     exact = [g for g in groups if g.name == wanted]
     within = [g for g in groups if wanted in _words(g.name)]
     by_folder = [g for g in groups if any(wanted in (m.name, m.data.name) for m in g.members)]
+    # In this order: an exact name wins over a word in several names.
     for found in (exact, within, by_folder):
         if len(found) == 1:
             return found[0]
@@ -126,6 +130,7 @@ def _names(tables: Sequence[Mapping[str, Any]]) -> list[str]:
     order = sorted(tables[0], key=lambda key: (key != "objective.preset", key))
     # An override that a group lacks is left to the preset's default, and does not belong to its name.
     names = [" ".join(part(k, t[k]) for k in order if t[k] is not None) or "defaults" for t in tables]
+    # Equal names are numbered: shown() may have cut off what differs.
     return [name if names.count(name) == 1 else f"{name} ({i})" for i, name in enumerate(names, start=1)]
 
 
@@ -139,6 +144,7 @@ def _key(value: Any) -> str:
         return "{" + ",".join(f"{k!r}:{_key(v)}" for k, v in sorted(value.items())) + "}"
     if isinstance(value, (list, tuple)):
         return "[" + ",".join(map(_key, value)) + "]"
+    # Beyond 2**53, floats would make different whole numbers equal.
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53:
         return repr(float(value))
     return repr(value)

@@ -88,6 +88,7 @@ def load_member(folder: Path) -> Member:
         raise DataError(f"{folder}: config.toml does not tell its settings ({why}); put a backup of it there")
     if "objective.preset" not in table:
         raise DataError(f"{folder}: is not a run of trew train (its config.toml has no objective); leave it out")
+    # By step: a resumed run may have repeated an evaluation, and the later one counts.
     evals = {row["step"]: row["eval_accuracy"] for row in data.rows if row.get("eval_accuracy") is not None}
     if not evals:
         raise DataError(f"{folder}: has no evaluation in metrics.jsonl; let it run, or leave it out")
@@ -98,6 +99,7 @@ def load_member(folder: Path) -> Member:
 def _judge(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """The reward that decides what is correct: the one called ``name``, by default the first."""
     rewards = [reward for reward in config.get("rewards") or () if isinstance(reward, Mapping)]
+    # A function in a file goes by the part behind the colon as well.
     called = [r for r in rewards if name and name in (r.get("name"), str(r.get("name")).rpartition(":")[2])]
     chosen = (called or rewards or [{}])[0]
     return {key: value for key, value in chosen.items() if key in ("name", "model", "args")}

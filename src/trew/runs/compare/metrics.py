@@ -72,6 +72,7 @@ class Area:
 
     def scores(self, members: Sequence[Member]) -> list[float]:
         steps = _same_evaluations(members, "area")
+        # By the trapezoids' area over the steps, so that it is an accuracy again.
         return [float(np.trapezoid([a for _, a in m.evals], steps)) / (steps[-1] - steps[0]) for m in members]
 
     def notes(self, members: Sequence[Member]) -> list[str]:
@@ -96,6 +97,7 @@ class Reach:
 
     def scores(self, members: Sequence[Member]) -> list[float]:
         _same_evaluations(members, f"reach:{self.accuracy:g}")
+        # The same end for every run: one that was trained longer must not have more time to get there.
         end = min(m.completions for m in members)
         return [min(self._reached(m), float(end)) for m in members]
 
@@ -171,6 +173,7 @@ def parse_metric(text: str) -> Metric:
         if value is None or not 0 < value <= 1:
             raise wrong
         return Reach(value)
+    # isdecimal alone accepts digits of other scripts; cut before int(), which may get thousands of digits.
     if not number.isdecimal() or not number.isascii() or not 1 <= int(number[:9]) < 10**8:
         raise wrong
     return LastEvaluations(int(number)) if name == "last" else Column(name, int(number))
@@ -185,6 +188,7 @@ def _number(text: str) -> float | None:
 
 def _same_evaluations(members: Sequence[Member], metric: str) -> list[int]:
     """The steps at which every run was evaluated. Raises DataError if there are fewer than three, or they differ."""
+    # As keys: runs with the same steps fall together, and one entry means that all agree.
     steps = {tuple(step for step, _ in m.evals): m.name for m in members}
     short = next((name for at, name in steps.items() if len(at) < 3), None)
     if short is not None:

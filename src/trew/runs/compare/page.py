@@ -93,6 +93,7 @@ def _chart(
     groups: Sequence[RunGroup], column: str, title: str, unit: str, limits: tuple[float, float] | None
 ) -> str:  # fmt: skip
     """Each group's mean with a band, over its single runs; empty if no run has the column."""
+    # A group has one colour in all charts, by its place in the list.
     series = [s for colour, group in enumerate(groups) for s in _curves(group, column, colour, limits)]
     return line_chart(series, title=title, y_label=unit, y_range=limits, standalone=False) if series else ""
 

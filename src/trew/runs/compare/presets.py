@@ -33,6 +33,7 @@ def _resolved(group: RunGroup) -> dict[str, Any]:
 
     given = {k.partition(".")[2]: v for k, v in group.members[0].settings.items() if k.startswith("objective.")}
     try:
+        # Also resolves overrides, so that the numbers are those that were trained with.
         objective = preset(str(given.pop("preset")), **given)
     except ConfigError:
         return {}

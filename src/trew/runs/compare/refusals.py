@@ -35,6 +35,7 @@ def problems(members: Sequence[Member], *, allow: Collection[Allow]) -> list[str
 
 
 def _twice(members: Sequence[Member]) -> Iterator[str]:
+    # Resolved: two names of one folder are one run.
     places = Counter(m.data.folder.resolve() for m in members)
     yield from (f"{place}: is given {count} times; give each run once" for place, count in places.items() if count > 1)
 
@@ -63,6 +64,7 @@ def _by_value(values: Mapping[str, Any]) -> str:
 
 def group_problems(groups: Sequence[RunGroup]) -> list[str]:
     """Reasons that show only when runs are grouped: a seed twice in a group, and pairs with other held-out prompts."""
+    # The second only where the first finds nothing: pairs need one run per seed.
     return [line for group in groups for line in _seed_twice(group)] or _other_prompts(groups)
 
 
@@ -87,6 +89,7 @@ def _other_prompts(groups: Sequence[RunGroup]) -> list[str]:
         for pair, member in zip(group.pairs, group.members, strict=True):
             first = firsts.setdefault(pair, member)
             other = len(first.prompts ^ member.prompts)
+            # Prompts that a reward could not judge are missing from one set for a good reason.
             if other > first.unjudged + member.unjudged:
                 found.append(
                     f"{member.name}: was evaluated on {len(member.prompts)} prompts, {first.name} with the same seed "

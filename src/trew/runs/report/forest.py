@@ -26,6 +26,7 @@ class ForestRow:
 
 def forest(rows: Sequence[ForestRow], *, title: str, x_label: str, width: int = 760, standalone: bool = True) -> str:
     """Returns a complete ``<svg>`` element. ``standalone`` includes the style, as for ``line_chart``."""
+    # An SVG cannot measure text: widths by a mean character of the font.
     named = 20 + 6.6 * max(len(_short(r.name)) for r in rows)
     told = 20 + 6.4 * max(len(r.text) for r in rows)
     left, right, height = named, width - told, _TOP + _ROW * len(rows) + _BOTTOM
@@ -74,6 +75,7 @@ def _ends(rows: Sequence[ForestRow]) -> tuple[float, float]:
     """The ends of the axis: every interval and 0, with some room."""
     known = [v for r in rows for v in (r.value, r.low, r.high) if math.isfinite(v)]
     low, high = min(0.0, *known), max(0.0, *known)
+    # 1 where everything is 0: an axis needs some length.
     room = 0.06 * (high - low) or 1.0
     return low - room, high + room
 

@@ -46,6 +46,7 @@ def heat_strip(
         parts.append(f'<text class="tc-muted" x="{_LEFT - 6}" y="{y + row_height / 2 + 4:.1f}" text-anchor="end">'
                      f"{escape(name)}</text>")  # fmt: skip
     counts = [_counts([scores[step] for step in steps], edges) for steps in columns]
+    # Shares, not counts: a column of fewer completions is as dark as others.
     darkest = max(float(own.max()) / max(int(own.sum()), 1) for own in counts)
     for at, (steps, own) in enumerate(zip(columns, counts, strict=True)):
         place = {"x": _LEFT + at * wide, "wide": wide, "row_height": row_height}
@@ -74,7 +75,9 @@ def _counts(of_steps: Sequence[np.ndarray], edges: np.ndarray) -> np.ndarray:
     """Completions per row, those without a verdict last."""
     values = np.concatenate(of_steps)
     judged = values[~np.isnan(values)]
+    # The last edge at or below the value.
     rows = np.searchsorted(edges, judged, side="right") - 1
+    # Values below the first edge by rounding count as in it.
     return np.append(np.bincount(rows.clip(min=0), minlength=len(edges)), len(values) - len(judged))
 
 
@@ -107,6 +110,7 @@ def _steps(columns: Sequence[Sequence[int]], *, wide: float, bottom: float, widt
     """The axis: the numbers of some steps below their columns."""
     first, last = columns[0][0], columns[-1][-1]
     for value in ticks(first, last, most=max(2, width // 120), whole=True) if last > first else (first,):
+        # The column that has this step.
         at = next((i for i, steps in enumerate(columns) if steps[-1] >= value), len(columns) - 1)
         x = _LEFT + (at + 0.5) * wide
         yield _centred(x, bottom + 16, number(int(value)))

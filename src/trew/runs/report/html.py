@@ -216,6 +216,7 @@ def _gain(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> 
     """``+12.5 points, intervals apart``; a dash where an end of an interval is unknown."""
     if not before or not after or None in (*before.values(), *after.values()):
         return "–"
+    # Overlap does not mean that there is no difference: it takes an interval of the difference to say that.
     apart = after["low"] > before["high"] or before["low"] > after["high"]
     return f"{100 * (after['mean'] - before['mean']):+.1f} points, intervals {'apart' if apart else 'overlap'}"
 
@@ -291,6 +292,7 @@ def _chart(
     """The chart of one metric over all runs; empty when no run has the metric."""
     series = [s for i, run in enumerate(runs) for s in _curve(run, metric, names[i], i, alone=len(runs) == 1)]
     if series and len(runs) == 1:
+        # Colours 0 and 1 belong to the metric itself and its running mean.
         more = [(label, *runs[0].column(m)) for m, label in _DRAWN_TOGETHER.get(metric, {}).items()]
         series += [Series(label, x, y, colour=i) for i, (label, x, y) in enumerate(more, start=2) if x]
     return line_chart(series, title=title, y_label=unit, y_range=fixed, standalone=False) if series else ""

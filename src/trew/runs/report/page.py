@@ -52,6 +52,7 @@ def render(template: Path, hidden: tuple[str, ...], /, **values: Any) -> str:
     from markupsafe import Markup
 
     def shown(value: Any) -> Any:
+        # Markup is made here, from text that is escaped already.
         return visible(redact(value, hidden)) if isinstance(value, str) and not isinstance(value, Markup) else value
 
     environment = jinja2.Environment(
@@ -63,6 +64,7 @@ def render(template: Path, hidden: tuple[str, ...], /, **values: Any) -> str:
         finalize=shown,
     )
     style = _STYLE + CSS
+    # The policy names the style by its hash: a second style, which a completion might smuggle in, has another.
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     return environment.get_template(template.name).render(style=Markup(style), policy=Markup(policy), **values)

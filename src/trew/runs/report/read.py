@@ -171,6 +171,7 @@ def load_samples(
             pq.ParquetFile(opened) as file,
         ):
             columns = _columns_to_read(file.schema_arrow)
+            # The first batch only: the rest of a large table is never read.
             batch = next(file.iter_batches(batch_size=most, columns=columns), None) if columns else None
             if batch is not None and uid:
                 batch = batch.filter(pa.array([each == uid for each in batch["uid"].to_pylist()]))

@@ -51,6 +51,7 @@ def open_file(folder: Path, name: str, *, most: int) -> BinaryIO:
             raise UnsafeFile(name, "is not a regular file; not read")
         if found.st_size > most:
             raise UnsafeFile(name, f"has {found.st_size:,} bytes, accepts at most {most:,}; not read")
+        # The file object owns the descriptor from here on.
         return open(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
@@ -87,6 +88,7 @@ def _open_folder(folder: Path, below: list[str]) -> int:
     descriptor = os.open(folder, _FOLDER)
     for part in below:
         try:
+            # Relative to the folder before: no part of the path is looked up twice, so none can be swapped in between.
             inner = _open_at(part, _FOLDER | os.O_NOFOLLOW, descriptor, part)
         finally:
             os.close(descriptor)

@@ -217,6 +217,7 @@ def _ends(values: Sequence[float], *, pad: float) -> tuple[float, float]:
     if high - low <= 1e-9 * max(abs(low), abs(high)):  # constant up to rounding: pad in proportion to its size
         room = 0.1 * max(abs(low), abs(high))
         return (_held(low - room), _held(high + room)) if room else (0.0, 1.0)
+    # Not pad * (high - low): the difference of two extreme floats overflows.
     room = high * pad - low * pad
     # Padding must not suggest that shares and lengths can be negative.
     return (0.0 if low >= 0 > low - room else _held(low - room)), _held(high + room)
@@ -233,16 +234,20 @@ def ticks(low: float, high: float, *, most: int, whole: bool = False) -> tuple[f
     >>> ticks(0.0, 1.0, most=5)
     (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
     """
+    # Likewise divided first.
     gap = high / most - low / most
     if not sys.float_info.min * 1e14 < gap < math.inf:  # smaller powers of ten are not exact
         return low, high
+    # The power of ten below the gap, then 1, 2, 5, 10 or 20 times that: the first that is wide enough.
     step = 10.0 ** math.floor(math.log10(gap))
     step *= next(m for m in (1, 2, 5, 10, 20) if gap / (step * m) <= 1)
     if whole:
         step = max(1.0, step)
+    # With some tolerance: 0.3 / 0.1 is a little less than 3.
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     if not 0 < last - first <= 2 * most:  # the range is narrower than the precision of its numbers
         return low, high
+    # Without the last bits of i * step; + 0.0 makes -0.0 a 0.
     return tuple(round(i * step, 12 - math.floor(math.log10(step))) + 0.0 for i in range(first, last + 1))
 
 
@@ -253,6 +258,7 @@ def labels(values: Sequence[float]) -> list[str]:
     (['0.0', '0.5', '1.0'], ['0', '20k', '40k'], ['0', '2e-6'])
     """
     largest = max(map(abs, values), default=0.0)
+    # The smallest distance decides how many digits tell neighbours apart.
     gap = _held(min((b - a for a, b in itertools.pairwise(values)), default=largest or 1.0)) or largest
     if largest >= 1e7 or 0 < largest < 1e-3:
         # As many digits as it takes to tell neighbouring ticks apart.
@@ -323,6 +329,7 @@ def _thin(s: Series, most: int) -> Series:
     n = len(s.x)
     if n <= most:
         return s
+    # Two points of each block are kept, so blocks are twice as long.
     size = math.ceil(2 * n / most)
     keep: set[int] = {0, n - 1}
     for start in range(0, n, size):
@@ -397,6 +404,7 @@ def _thickness(s: Series) -> str:
 
 def _legend_rows(names: Sequence[str], room: float) -> list[list[str]]:
     rows: list[list[str]] = []
+    # Full, so that the first name begins a row.
     used = math.inf
     for name in names:
         need = _legend_width(name)

@@ -55,6 +55,7 @@ def pieces(tokenizer: Any, ids: Sequence[int], text: str) -> Pieces:
 def _stream(tokenizer: Any, ids: Sequence[int]) -> list[str]:
     from tokenizers.decoders import DecodeStream
 
+    # Waits for the rest of a character whose bytes several tokens share.
     stream, found = DecodeStream(skip_special_tokens=False), []
     for number in ids:
         found.append(stream.step(tokenizer, number) or "")

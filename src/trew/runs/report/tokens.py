@@ -35,6 +35,7 @@ class Coloured:
 def coloured(folder: Path) -> list[Coloured]:
     """The best and the worst completion of the newest group whose coefficients differ; nothing for runs without
     coefficients, and for those whose exported model is not there: its tokenizer gives the texts."""
+    # From the newest back.
     for step in sample_steps(folder, "rollouts")[: -_MOST_STEPS - 1 : -1]:
         rows = _telling(_rows(folder, step))
         if not rows:
@@ -110,6 +111,7 @@ def push(advantage: float | None, weight: float | None, coefficient: float | Non
     if coefficient == 0:
         return "none"
     way = "up" if coefficient > 0 else "down"
+    # The largest coefficient of the completion has the darkest of three shades.
     return f"{way} {way}{max(1, math.ceil(_SHADES * abs(coefficient) / largest))}"
 
 

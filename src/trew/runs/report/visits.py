@@ -52,6 +52,7 @@ def load_visits(folder: Path, *, most: int = MOST_STEPS) -> Visits:
     steps = sample_steps(folder, "rollouts")
     chosen = steps
     if len(steps) > most:
+        # First and last step included.
         chosen = [steps[round(i)] for i in np.linspace(0, len(steps) - 1, most)]
     scores: dict[int, np.ndarray] = {}
     means: dict[str, list[tuple[int, float]]] = {}
