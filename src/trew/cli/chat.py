@@ -58,12 +58,14 @@ def chat(
     from ..models.loading import resolve_device
     from .chosen_model import choose
 
+    # Collects everything wrong with options, files and device before any weights are loaded.
     problems = Problems(_option_problems(temperature, top_p, max_tokens, seed))
     after = problems.attempt(lambda: choose(model, step=step, base=base, chat_template=chat_template))
     chosen = _speakers(after, problems, before=before)
     place = problems.attempt(lambda: resolve_device(device))
     if problems:
         raise ConfigError(problems)
+    # None: a terminal, where questions are asked. A question on the command line leaves standard input alone.
     questions = "" if question else _piped()
     if json and questions is None:
         raise ConfigError("--json: needs a question: trew chat MODEL 'question' --json")
@@ -80,6 +82,7 @@ def _speakers(after: Chosen | None, problems: Problems, *, before: bool) -> list
     """The models that answer, in the order in which they are shown; adds what is wrong with them to ``problems``."""
     chosen = [] if after is None else [after]
     if before and after is not None and (first := problems.attempt(after.before)) is not None:
+        # First, so that the left column is the model before training.
         chosen.insert(0, first)
     for each in chosen:
         problems += each.problems()

@@ -48,6 +48,7 @@ class Chosen:
         known = {name: value for name, value in found.items() if value is not None}
         if own is None:
             return Sampling(**{"temperature": TEMPERATURE, **known, "max_tokens": max_tokens, "seed": seed})
+        # The run's own sampling; options of the command line win.
         settings = {name: getattr(own, name) for name in ("temperature", "top_p", "top_k", "min_p", "stop")}
         return Sampling(**{**settings, **known, "max_tokens": max_tokens, "seed": seed})
 
@@ -97,12 +98,14 @@ class Chosen:
 def choose(name: str, *, step: int | None, base: str, chat_template: str) -> Chosen:
     """The model that ``name`` means. Raises ConfigError if there is none, or a run's recipe cannot be read."""
     path = Path(name).expanduser()
+    # A checkpoint's folder before a run's: its grandparent is the run.
     if path.parent.name == "checkpoints" and (run := run_of(path.parent.parent)) is not None:
         return _of_run(run, step=_step_of(path), base=base, chat_template=chat_template)
     if (run := run_of(path)) is not None:
         return _of_run(run, step=step, base=base, chat_template=chat_template)
     if step is not None:
         raise ConfigError(f"--step: got {step}, but {name} is not the folder of a run, which has checkpoints")
+    # Adapters alone: with a config.json beside them, the folder is a whole model.
     if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
         return _of_adapters(path, base=base, chat_template=chat_template)
     return Chosen(name, name, _loader(name), chat_template=chat_template, base=base)
@@ -125,6 +128,7 @@ def _step_of(checkpoint: Path) -> int:
 
 
 def _of_run(run: Path, *, step: int | None, base: str, chat_template: str) -> Chosen:
+    # --base replaces the model that the recipe names, which may have moved.
     config = load(run / "config.toml", [f"model={json.dumps(base)}"] if base else [])
     template = chat_template or config.chat_template
     final = run / "final"
@@ -137,6 +141,7 @@ def _of_run(run: Path, *, step: int | None, base: str, chat_template: str) -> Ch
         from ..training.exporting import load_checkpoint
         from ..utils.console import Display
 
+        # Adapters, if there are any, are merged: a voice speaks for one whole model.
         return load_checkpoint(config, run, step=step, notify=Display().warn).merged()
 
     which = "newest checkpoint" if step is None else f"step {step}"

@@ -26,6 +26,7 @@ def completion(shell: Annotated[Shell, tyro.conf.Positional]) -> None:
 def script(shell: Shell) -> str:
     """The script, made by tyro from the signatures of all commands."""
     printed = io.StringIO()
+    # tyro prints the script and exits.
     with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
         tyro.cli(
             _all_commands(), prog="trew", args=["--tyro-print-completion", shell],
@@ -54,6 +55,7 @@ def _group(commands: list[Any]) -> Callable[..., Any]:
     def group(command: Any) -> None:
         """A command that has others below it."""
 
+    # Set by hand: tyro reads types from annotations, and these exist at run time only.
     group.__annotations__["command"] = tyro.conf.OmitSubcommandPrefixes[Union[tuple(commands)]]  # noqa: UP007
     return group
 

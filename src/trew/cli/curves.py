@@ -47,11 +47,14 @@ def evaluate(objective: Objective, ratio: Tensor, *, p_old: float = P_OLD) -> Cu
     rules that pick some tokens of a batch (cppo, kl-cov) pick from those.
     """
     n = len(ratio)
+    # (6n,): ratios at A = +1, ratios at A = -1, and 4n bystanders at ratio 1, whose old log-probs follow below.
     r = torch.cat([ratio, ratio, torch.ones(4 * n)]).to(torch.float64)
     ones = torch.ones(n, dtype=torch.float64)
     advantages = torch.cat([ones, -ones, 0.5 * ones, -0.5 * ones, 0.5 * ones, -0.5 * ones])
     old = torch.full_like(r, math.log(p_old))
+    # One quarter of the bystanders is improbable, for the extreme covariance.
     old[2 * n :] = torch.cat([-0.01 * ones, -120.0 * ones, -0.01 * ones, -0.01 * ones])
+    # log pi = log pi_old + log r; (6n, 1), completions of one token.
     logprobs = (old + r.log())[:, None]
     batch = TokenBatch.from_padded(
         logprobs=logprobs,
@@ -67,12 +70,14 @@ def evaluate(objective: Objective, ratio: Tensor, *, p_old: float = P_OLD) -> Cu
         truncated=torch.zeros(len(r), dtype=torch.bool),
         max_length=1,
     )
+    # Without the likelihood of correct completions: see above.
     objective = objective.replace(nll=CorrectLikelihood())
     prepared = objective.prepare(batch)
     out = objective.loss(prepared)
     assert prepared.token_weights is not None
     token_weight = prepared.unpack(prepared.token_weights)[:, 0]
     # Rounded, so that a plot does not depend on the last bits of a machine's exponential.
+    # (2n,): bystanders cut off. Divided by the token's weight, since C_t contains it.
     coefficient, weight = (
         x[: 2 * n].round(decimals=9) for x in (out.coefficients[:, 0] / token_weight, out.weights[:, 0])
     )
@@ -96,18 +101,22 @@ def ratio_range(objective: Objective) -> tuple[float, float]:
     around 1 where the region is narrow (sequence ratios have bounds of 1e-4).
     """
     # Evaluated rather than asked of each rule: a new rule gets a fitting plot without saying where it changes.
+    # 300 distances from 1e-5 up to, not including, 1: ratio 0 has no logarithm.
     distance = torch.logspace(-5, 0, 301, dtype=torch.float64)[:-1]
     above = 1 + torch.cat([distance, torch.linspace(1.0, 3.9, 117, dtype=torch.float64)])
+    # Flipped: ratios ascend, so the one nearest to 1 is last (around = -1).
     low = _changes(evaluate(objective, 1 - distance.flip(0)), around=-1)
     high = _changes(evaluate(objective, above), around=0)
     # Large ratios need a small old probability: the new one would exceed 1 otherwise.
     far = torch.linspace(4.9, 20, 303, dtype=torch.float64)
+    # With a ratio next to 1 in front, from which changes are measured.
     beyond = _changes(evaluate(objective, torch.cat([above[:1], far]), p_old=probability(20.0)), around=0)
     high = [h if math.isfinite(h) else b for h, b in zip(high, beyond, strict=True)]
     finite = [h - 1 for h in high if math.isfinite(h)]
     nearest = [*finite, *(1 - d for d in low if math.isfinite(d))]
     if nearest and max(nearest) < 0.1:
         half = nice(2.5 * max(nearest))
+        # Narrow on both sides, as for ratios of sequences.
         return 1 - half, 1 + half
     return 0.0, max([2.0, *(min(10.0, nice(1.4 * (1 + h))) for h in finite if h > 0.5)])
 
@@ -126,6 +135,7 @@ def _changes(curves: Curves, *, around: int) -> list[float]:
     """For A > 0 and A < 0: the ratio nearest to 1 (at index ``around``) whose w is halfway to the farthest w."""
     found = []
     for w in curves.weight:
+        # Weights above the drawn range count as its end, or an unbounded one would hide all other changes.
         moved = (w.clamp(max=HIGHEST_WEIGHT) - w[around]).abs()
         far = (moved >= max(0.5 * float(moved.max()), 0.05)).nonzero()[:, 0]
         found.append(float(curves.ratio[far[0 if around == 0 else -1]]) if len(far) else math.inf)
@@ -138,8 +148,10 @@ def _changes(curves: Curves, *, around: int) -> list[float]:
 def trace(objective: Objective, low: float, high: float) -> Curves:
     """Samples the curves on [low, high] where they change. Finds steps by bisection, to 1e-7 of the range."""
     width, p_old = high - low, probability(high)
+    # Not 0: its logarithm is infinite.
     ratio = torch.linspace(low, high, 161, dtype=torch.float64).round(decimals=12).clamp(min=width * 1e-3)
     curves = evaluate(objective, ratio, p_old=p_old)
+    # Each round halves the steep intervals: 16 of them reach 1e-7 of the range, and end the loop.
     for _ in range(30):
         values = torch.stack([*curves.weight, *curves.coefficient]).clamp(-HIGHEST_WEIGHT, HIGHEST_WEIGHT)
         steep = (values.diff(dim=1).abs() > 0.03).any(0) & (curves.ratio.diff() > 1e-7 * width)
@@ -173,6 +185,7 @@ def simplified(x: Sequence[float], y: Sequence[float], *, tolerance: tuple[float
         dx, dy = (x[last] - x[first]) / tolerance[0], (y[last] - y[first]) / tolerance[1]
         length = math.hypot(dx, dy) or 1.0
         worst, distance = first, 1.0
+        # Farthest point from the chord between first and last, in units of the tolerance.
         for i in range(first + 1, last):
             px, py = (x[i] - x[first]) / tolerance[0], (y[i] - y[first]) / tolerance[1]
             off = abs(dx * py - dy * px) / length
@@ -228,6 +241,7 @@ def _legend(names: Sequence[str]) -> list[Series]:
 
 def _lines(values: Sequence[tuple[Tensor, Tensor]], traced: Sequence[Curves], *, limit: float) -> list[Series]:
     """One line per objective and sign, with as few points as its shape needs; gaps where a value exceeds ``limit``."""
+    # Height of the drawn values, for the tolerance.
     finite = torch.cat([v for pair in values for v in pair]).clamp(-limit, limit)
     height = max(float(finite.max() - finite.min()), 1.0)
     series = []
@@ -237,6 +251,8 @@ def _lines(values: Sequence[tuple[Tensor, Tensor]], traced: Sequence[Curves], *,
             y = value.clamp(-limit, limit).tolist()
             kept = simplified(x, y, tolerance=((x[-1] - x[0]) / 1500, height / 1000))
             gaps: Callable[[float], float | None] = lambda v: None if abs(v) >= limit else v  # noqa: E731
+            # One objective: a colour for each sign. Several: one each, the first ones thicker, so that they show under
+            # the others.
             colour, thickness = (
                 (sign, None) if len(values) == 1 else (number, 1.5 + 0.9 * min(4, len(values) - 1 - number))
             )

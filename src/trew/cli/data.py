@@ -71,6 +71,7 @@ def prepare(
         _refuse_existing([folder / f"{key}.{format}" for key in ("train", "test")], overwrite)
     prompts = _prepared(task, source, seed=seed, eval_size=eval_size)
     targets = {key: folder / f"{key}.{format}" for key in prompts}
+    # Again, as only the prompts tell which splits there are.
     _refuse_existing(targets.values(), overwrite)
     _refuse_other_formats(targets.values())
     if not unchecked:
@@ -280,6 +281,7 @@ def _prepared(task: Task, source: str, *, seed: int, eval_size: int) -> dict[str
     if task.makes(source):
         return _generated(task, seed=seed, eval_size=eval_size)
     found = {}
+    # The task's arguments may select training rows; an evaluation set is used whole.
     for key, split in _splits(task, task.source(source)).items():
         found[key] = (task if key == "train" else task.whole()).prompts(split)
         _notes(task.skipped(len(split.rows) - len(found[key]), split))
@@ -303,9 +305,11 @@ def _splits(task: Task, where: str) -> dict[str, Split]:
     """The splits to write: the task's own parts of one file, or the file and the test split next to it."""
     from ..data import sources
 
+    # Sets that are meant for evaluation alone (HumanEval) have a test split only.
     whole = sources.read_train(where) if task.home_split == "train" else sources.read_eval(where)
     if parts := dict(task.parts(whole)):
         return parts
+    # A file that is called test is one, whatever the task's set at home is.
     own = task.home_split if whole.stem not in sources.EVAL_SPLITS else "test"
     parts = {own: whole}
     if own == "train" and (test := sources.read_eval_split_of(where)) is not None:
@@ -353,6 +357,7 @@ def _compared(rows: list[dict[str, Any]], place: str, *, ngram: int, remove: boo
     other = sources.read_eval(place)
     texts = [contamination.problem_text(row) or "" for row in rows]
     found = contamination.overlaps(texts, contamination.problem_texts(other), n=ngram)
+    # A share of 1: the whole row is in the evaluation set.
     copies = sum(o.share == 1 for o in found)
     affected = len({o.other for o in found})
     _say(

@@ -43,6 +43,7 @@ def demo(
         config = dataclasses.replace(config, seed=seed)
     if out is not None:
         config = dataclasses.replace(config, out=str(out))
+    # --set may have named another one.
     out = Path(config.out)
     summary = run(config, resume=resume, overwrite=overwrite)
     before, after = summary["accuracy_before"], summary["accuracy_after"]

@@ -154,6 +154,7 @@ def parse(doc: str) -> tuple[str, str, list[str]]:
     >>> parse("First, arXiv 1.\n\nJ = r A,\nr = 1\n\nAbout\nit.\n\nDeviations: none.")
     ('First, arXiv 1.', 'J = r A, r = 1', ['About it.', 'Deviations: none.'])
     """
+    # Line breaks inside a paragraph become blanks.
     summary, *paragraphs = (re.sub(r"\s*\n\s*", " ", p) for p in inspect.cleandoc(doc).split("\n\n"))
     equation = paragraphs.pop(0) if paragraphs and re.match(r"[A-Z]\w*[+-]? = |w = ", paragraphs[0]) else ""
     return summary, equation.replace("``", ""), paragraphs
@@ -310,6 +311,7 @@ def short(component: Any) -> str:
             words.append(f.name)
         else:
             words.append(f"{x:g}" if isinstance(x, (int, float)) else str(x))
+    # A baseline advantage is named by its parts: "group mean, group std".
     own = [] if isinstance(component, BaselineAdvantage) else [" ".join(words)]
     return ", ".join(own + inner)
 
@@ -322,6 +324,7 @@ def table(rows: Sequence[Sequence[str]], *, width: int | None = None) -> str:
     aa  b
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    # One column narrower at a time, always the widest; never below 4 characters.
     while width is not None and sum(widths) + 2 * (len(widths) - 1) > width and max(widths[1:], default=0) > 4:
         widths[widths.index(max(widths[1:]), 1)] -= 1
     cut = [[c if len(c) <= w else f"{c[: w - 1]}…" for c, w in zip(row, widths, strict=True)] for row in rows]

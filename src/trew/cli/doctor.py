@@ -55,6 +55,7 @@ def doctor(
     if python and peer != "cluster":
         raise ConfigError(f"--python: got {python!r}, which only trew doctor cluster reads; add cluster, or remove it")
     worst = 0
+    # One by one, since some take seconds: a list would show nothing until the last.
     for finding in _cluster(python) if peer == "cluster" else PEERS[peer]() if peer else findings():
         print(finding, flush=True)
         worst |= finding.mark == "bad"
@@ -113,6 +114,7 @@ def _ray() -> Iterator[Finding]:
     try:
         module = ray_cluster.connect()
         there = ray_cluster.nodes(module)
+        # Leaves the cluster again: doctor only looks.
         module.shutdown()
     except TrewError as error:
         yield Finding("bad", "ray cluster", str(error))
@@ -200,6 +202,7 @@ def _requirements() -> dict[str, list[tuple[str, str]]]:
     """(package, minimum version) by extra; those always required are under ""."""
 
     def parts(requirement: str) -> tuple[str, str]:
+        # The package's name and its lower bound; extras, markers and upper bounds are not compared.
         match = re.match(r"([A-Za-z0-9._-]+)(?:.*?>=\s*([0-9.]+))?", requirement)
         assert match is not None, requirement
         return match[1], match[2] or "0"
@@ -218,6 +221,7 @@ def _parts(version: str) -> list[int]:
     """The leading numbers of a version: 2.10.0+cpu -> [2, 10, 0]."""
     match = re.match(r"[0-9]+(?:\.[0-9]+)*", version)
     numbers = [int(part) for part in match[0].split(".")] if match else [0]
+    # 2.10 and 2.10.0 are one version: trailing zeros are cut off.
     while len(numbers) > 1 and numbers[-1] == 0:
         numbers.pop()
     return numbers
@@ -233,6 +237,7 @@ def _processor() -> Iterator[Finding]:
     limit = _cgroup_cpus()
     threads = torch.get_num_threads()
     says = f"{usable} usable, torch uses {threads} threads"
+    # A container may see all cores and be allowed to use some of them.
     allowed = min(usable, limit or usable)
     if threads > allowed:
         yield Finding(
@@ -338,6 +343,7 @@ def _sandbox() -> Iterator[Finding]:
     from ..rewards.sandbox import INSTALL, close_pools, describe
 
     kind, says = describe()
+    # describe() starts a sandbox for its test.
     close_pools()
     if kind == "bubblewrap":
         yield Finding("ok", "sandbox", says)
@@ -386,6 +392,7 @@ def _disk() -> Iterator[Finding]:
     from ..models.default import cache_folder
 
     for what, folder in (("disk here", Path.cwd()), ("disk of cache", cache_folder())):
+        # Of the nearest folder that exists: the cache may not have been made yet.
         there = next(p for p in (folder, *folder.absolute().parents) if p.exists())
         free = shutil.disk_usage(there).free
         if not os.access(there, os.W_OK):

@@ -43,6 +43,7 @@ def row_lines(plan: Plan) -> Iterator[tuple[str, list[str]]]:
     order = prompt_order(plan.config, plan.train)
     for number, index in enumerate(order.take(0, min(SHOWN, len(rows.train))), 1):
         group = rows.train[index].group
+        # Of a pair, chosen and rejected; of demonstrations, one row without a name.
         kinds = [f", {name}" for name in group.prompt.columns.get(PAIR, ())] or [""] * len(group.rollouts)
         for kind, rollout in zip(kinds, group.rollouts, strict=True):
             tokens = len(rollout.prompt_ids) + len(rollout.token_ids)
@@ -55,6 +56,7 @@ def row_lines(plan: Plan) -> Iterator[tuple[str, list[str]]]:
 
 def _marked(plan: Plan, rollout: Rollout) -> Iterator[str]:
     for turn in rollout.turns:
+        # Context tokens first, then those that are learned: decoded apart, they show where a turn begins.
         for mark, ids in ((" ", turn.context_ids), ("+", turn.token_ids)):
             text = plan.renderer.decode_whole(ids.tolist())
             yield from (f"{mark}│ {visible(line)}" for line in text.split("\n"))

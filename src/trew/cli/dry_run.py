@@ -34,8 +34,10 @@ def origins(
     """
     file = read_table(recipe)
     found = dict.fromkeys(_keys(file), recipe.name)
+    # Of a resumed run everything but ``out`` comes from its own file.
     if own is not None:
         found = {key: "the run's config.toml" for key in _keys(own) if key != "out"} | {"out": recipe.name}
+    # read_table has put this in where the recipe names none.
     if file["out"] == f"runs/{recipe.stem}":
         found["out"] = "the recipe's name"
     for text in overrides:
@@ -63,11 +65,13 @@ def annotated(config: Config, given: Mapping[str, str], *, own_rewards: bool = F
     for line in redact_config(dumps(config)).rstrip().splitlines():
         if line.startswith("[["):
             name = line.strip("[]")
+            # Counts the [[...]] tables of one name: 0 again at another name.
             number = number + 1 if section.startswith(f"{name}.") else 0
             section = f"{name}.{number}."
         elif line.startswith("["):
             section = f"{line.strip('[]')}."
         key, equals, _ = line.partition(" = ")
+        # A setting of several keys (an inline table) may have several origins.
         froms = dict.fromkeys(where for k, where in given.items() if f"{k}.".startswith(f"{section}{key}."))
         if own_rewards and section.startswith("rewards.") and key in ("name", "args"):
             froms = {"the task's own": None}
@@ -95,6 +99,7 @@ def show(
     from ..utils.console import Display
 
     display = Display()
+    # Raises for everything wrong, so that what follows is of a run that could start.
     plan = planning.plan(config, found=found, bar=display.bar)
     given_now = dumps(plan.config)
     changes = check_changes(Path(plan.config.out), given_now, free=FREE_IN_A_RUN, allow=allow_changes) if resume else []
@@ -110,6 +115,7 @@ def show(
         _rows(display, plan)
     else:
         _data(display, plan)
+        # In the order of the run, so that these are its first prompts.
         order = prompt_order(plan.config, plan.train)
         for number, index in enumerate(order.take(0, min(SHOWN, len(plan.train))), 1):
             _prompt(display, plan, number, plan.train[index])
@@ -237,6 +243,7 @@ def _plan(display: Display, plan: Plan) -> None:
 
     c = plan.config
     _heading(display, "plan")
+    # Figures need the model's files, which only a run downloads.
     if loading.is_here(c.model) and (c.cluster.learner != 1 or c.cluster.rollout == "vllm"):
         fleet = clusters.Fleet.here()
         found = clusters.cluster_map(c, objective=plan.objective, prompt=plan.longest, fleet=fleet)
@@ -244,6 +251,7 @@ def _plan(display: Display, plan: Plan) -> None:
     elif loading.is_here(c.model):
         machine = Machine.of(plan.device, adapters=c.lora.rank > 0)
         needs = estimate(c, machine=machine, objective=plan.objective, prompt=plan.longest)
+        # Advice on what to change only where it does not fit; None means that this is not known.
         display.line("\n".join(table(needs, () if needs.fits is not False else knobs(needs))))
     else:
         display.line(f"memory and time are unknown until {c.model} is downloaded, which happens when a run starts")

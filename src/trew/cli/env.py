@@ -64,6 +64,7 @@ def env(
         raise ConfigError("--play and --check: got both, accepts one of them")
     args: dict[str, Any] = {}
     apply_overrides(args, set)
+    # --check plays many episodes at once, on all cores (size 0); by hand it is one.
     hosts = Hosts(Spec(name, args, tools), timeout_s=timeout_s, size=0 if check else 1)
     try:
         hosts.load()
@@ -130,6 +131,7 @@ def _play(hosts: Hosts, row: Mapping[str, Any], *, seed: int, turns: int) -> int
     from ..env.trial import spoken
 
     key, tools, earned = hosts.begin(row, seed), (), list[float]()
+    # One more round than replies: the answer to the last one is shown.
     for turn in range(turns + 1):
         [answer] = hosts.poll(None)
         if answer.say is None:
@@ -137,6 +139,7 @@ def _play(hosts: Hosts, row: Mapping[str, Any], *, seed: int, turns: int) -> int
         say = answer.say
         if turn == 0:
             tools = say.tools
+            # The opening lists the tools, as a run's prompt does.
             say = dataclasses.replace(say, messages=PlainFormat().opening(say.messages, tools))
         if say.reward is not None:
             earned.append(say.reward)

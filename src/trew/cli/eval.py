@@ -73,6 +73,7 @@ def eval(
     config = _config(model, recipe, set)
     k = config.eval.samples if samples is None else samples
     if temperature is None and samples is not None:
+        # Several samples need a temperature: greedy ones would be equal.
         temperature = 0.0 if k == 1 else config.eval.temperature or 1.0
     config = dataclasses.replace(
         config,
@@ -95,6 +96,7 @@ def eval(
     from ..utils.console import Display
 
     display = Display()
+    # Everything is checked before weights are loaded; output files too, since hours lie between.
     ready = prepare(config, files=(json, completions), bar=display.bar)
     result = measure(ready, display)
     show(display, ready, result)
@@ -296,6 +298,7 @@ def measure(ready: Ready, display: Display) -> EvalResult:
         contextlib.ExitStack() as ending,
         display.bar(f"evaluating {what}", len(ready.prompts) * c.eval.samples) as bar,
     ):
+        # Episodes need hosts, which ``ending`` closes after the evaluation.
         player = ready.episodes.play(engine, facts_of(model), ending) if ready.episodes else engine
         return evaluate(
             functools.partial(generate, player),

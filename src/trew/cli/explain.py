@@ -39,6 +39,7 @@ def explain(
     _check(names, list=list, plot=plot, ratios=ratios, overrides=overrides)
     columns = shutil.get_terminal_size((100, 40)).columns
     if list or not names:
+        # Cut to the terminal's width; a pipe gets whole lines.
         print(listed(known(names) or None, width=columns if sys.stdout.isatty() else None))
         return 0
     width = min(columns, 100)

@@ -80,6 +80,7 @@ def model(
     problems.attempt(lambda: model_card.check_license(license))
     if problems:
         raise ConfigError(problems)
+    # Asks the hub now: the export may take minutes.
     if push:
         pushing.check(push, public=public)
     config, display = load(run / "config.toml", set), Display()
@@ -90,6 +91,7 @@ def model(
         text = model_card.card(config, run, step, name=title, base_folder=base, license=license)
         (folder / "README.md").write_text(text, encoding="utf-8")
 
+    # With --set the recipe differs from what made the final model, so a checkpoint is exported.
     if step is None and not set and (done := finished(run)) is not None:
         export_final(run, out, extra_files=lambda folder: with_card(folder, done))
     else:

@@ -35,6 +35,7 @@ _LEAST = (0, 1, 2, 4, 8, 16, 32, 64)
 def recipe_schema() -> Schema:
     """The schema of recipes of ``trew train`` and ``trew iterate``."""
     root = _table(Config, "", _problems_of_config)
+    # In place of the table's own: presets decide which settings there are.
     root["properties"]["objective"] = _objective()
     root["properties"]["iterate"] = _table(Iterate, "iterate.", _problems_of_rounds)
     about = "A recipe of trew: trew train recipe.toml, or trew iterate for one with an [iterate] table."
@@ -48,6 +49,7 @@ def _table(cls: type, where: str, problems: Problems) -> Schema:
     """The schema of a dataclass whose settings have names that begin with ``where``."""
     hints, comments = typing.get_type_hints(cls), field_comments(cls)
     found: Schema = {"type": "object", "additionalProperties": False, "properties": {}}
+    # dataclass writes a signature where there is no docstring.
     if cls.__doc__ and not cls.__doc__.startswith(f"{cls.__name__}("):
         found["description"] = " ".join(inspect.cleandoc(cls.__doc__).replace("``", "`").split())
     for field in dataclasses.fields(cls):
@@ -112,6 +114,7 @@ def _range(kind: type, name: str, problems: Problems) -> Schema:
 def _whole(accepts: typing.Callable[[int], bool]) -> Schema:
     if accepts(-1):
         return {}
+    # The smallest value that passes, if the one below does not: else the rule is of another kind.
     least = next((n for n in _LEAST if accepts(n)), None)
     return {} if least is None or accepts(least - 1) else {"minimum": least}
 
@@ -158,6 +161,7 @@ def _replaced(owner: Any, path: list[str], value: Any) -> Any:
     name, listed, _ = path[0].partition("[")
     if listed:
         hint = typing.get_type_hints(type(owner))[name]
+        # DataConfig | tuple[SetConfig, ...]: the member that is a list of tables.
         several = next(h for h in (hint, *typing.get_args(hint)) if typing.get_origin(h) is tuple)
         kind = typing.get_args(several)[0]
         new: Any = (_replaced(kind(), path[1:], value),)
@@ -188,6 +192,7 @@ def _objective() -> Schema:
             for name, default in own.items()
         }
         names = {"preset", *own, *common}
+        # Without a preset the recipe means grpo, and its rule applies.
         needed: Schema = {} if preset == "grpo" else {"required": ["preset"]}  # grpo is the default
         rules.append({
             "if": {"properties": {"preset": {"const": preset}}, **needed},
@@ -215,6 +220,7 @@ def field_comments(cls: type) -> Mapping[str, str]:
     above: list[str] = []
     for line in _lines(inspect.getsource(cls)):
         code, comment = line
+        # Fields are indented by four blanks; what is in methods is deeper.
         field = re.match(r"    (\w+): ", code)
         if field:
             text = " ".join([*above, comment]).strip()

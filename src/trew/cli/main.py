@@ -67,6 +67,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         tell(lacking)
         sys.exit(2)
     try:
+        # Before the command's module is imported, which may take seconds.
         with Interrupts() as interrupts, interrupts.anywhere():
             code = run(args)
     except TrewError as error:
@@ -83,6 +84,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise
     except KeyboardInterrupt as error:
         tell(error or "interrupted")
+        # 130: as a shell reports SIGINT.
         code = getattr(error, "exit_code", 130)
         if argv is None:  # without waiting for threads that are still at work; children end with their parent
             leave(code)
@@ -143,6 +145,7 @@ def run(args: list[str]) -> int:
             print(f"{prog}: {rest[0]!r} is not a command{hint}; accepts {', '.join(target)}", file=sys.stderr)
             return 2
         prog, target, rest = f"{prog} {rest[0]}", rest[0].replace("-", "_"), rest[1:]
+    # Only now: each command imports what it needs, so that trew --help imports none.
     function = getattr(importlib.import_module(f".{module}", __package__), target)
     return call(function, rest, prog=prog)
 
@@ -166,6 +169,7 @@ def expand_pairs(args: list[str]) -> list[str]:
     flag, waiting = "", False  # waiting: the flag was read, its first key=value was not
     for arg in args:
         if arg in ("--set", "--rates"):
+            # A flag without a value stays as it is, for the parser to complain.
             out += [flag] if waiting else []
             flag, waiting = arg, True
         elif flag and not arg.startswith("-") and (waiting or "=" in arg):

@@ -19,6 +19,7 @@ def mixture_lines(config: Config, train: Sequence[Prompt], evaluation: Sequence[
     order = prompt_order(config, train)
     held = by_set(evaluation, config.set_names) if config.set_names else {}
     draws = config.steps * config.rollout.prompts
+    # The only set of a recipe without [[data]] has no name, and no line.
     for name, size, share in zip(order.names, order.sizes, order.schedule.shares, strict=True):
         if name:
             epochs = float(draws * share / size)

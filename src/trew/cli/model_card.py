@@ -31,6 +31,7 @@ _PATH = re.compile(r"(?:~|/)[^\0]*")
 def card(config: Config, run: Path, step: int, *, name: str, base_folder: Path | None, license: str = "") -> str:
     """The card (README.md) of the model of ``step`` of ``run``; ``name``: its title, ``base_folder``: the files of the
     model before training, whose own card may say its licence. ``license`` is the user's word on that."""
+    # One line without invisible characters: it stands in the header.
     data, name = load_run(run), " ".join(visible(name).split())
     license = license or licence_of(config.model, base_folder)
     parts = [
@@ -47,6 +48,7 @@ def licence_of(model: str, folder: Path | None) -> str:
     text = ""
     if folder is not None and (folder / "README.md").is_file():
         text = (folder / "README.md").read_text(encoding="utf-8", errors="replace")[:100_000]
+    # Front matter: between two lines of three hyphens, at the beginning only.
     head = re.match(r"---\n(.*?)\n---", text, re.S)
     found = re.search(r"^license:\s*[\"']?([A-Za-z0-9.+-]{1,40})[\"']?\s*$", head[1], re.M) if head else None
     return found[1] if found else ""
@@ -70,6 +72,7 @@ def _header(config: Config, data: RunData, step: int, *, name: str, license: str
     known: dict[str, Any] = {"base_model": base} if _on_hub(base) else {}
     if found := [one.train for one in config.sets if _on_hub(one.train)]:
         known["datasets"] = list(dict.fromkeys(found))
+    # An identifier of the hub; anything else stands in the text alone.
     if re.fullmatch(r"[a-z0-9.+-]+", license):
         known["license"] = license
     made = ModelCardData(
@@ -146,6 +149,7 @@ def _losses(data: RunData, config: Config, step: int) -> Iterator[str]:
 
 def _figures(data: RunData, step: int) -> dict[str, Any] | None:
     """The evaluation at a step; None if there was none, or no completion got a verdict."""
+    # The last evaluation of a step: it may have been repeated after a resume.
     for row in reversed(data.rows):
         if row["step"] == step and all(isinstance(row.get(f"eval_{k}"), int | float) for k in _MEASURED):
             return {k: row[f"eval_{k}"] for k in _MEASURED}
@@ -161,6 +165,7 @@ def _training(config: Config, data: RunData) -> Iterator[str]:
     yield f"Objective {code(config.objective.preset)}{papers}: {_words(described.summary)}"
     yield fenced(described.objective.equation(), "text")
     rows = {**_settings(config), **_circumstances(data)}
+    # A bar would end the cell, even inside code.
     yield "\n".join(["| | |", "|---|---|", *(f"| {k} | {v.replace('|', chr(92) + '|')} |" for k, v in rows.items())])
     if warned := _warnings(data):
         yield "Warnings of the run:\n\n" + "\n".join(f"* {code(text)}" for text in warned)
@@ -229,6 +234,7 @@ def changed(config: Config) -> dict[str, Any]:
     usual = {"rewards": dataclasses.asdict(RewardConfig()), "data": dataclasses.asdict(SetConfig())}
     table: dict[str, Any] = {}
     for key, value in to_table(config).items():
+        # A list of tables is compared with the defaults of one entry.
         if key in usual and isinstance(value, tuple):
             table[key] = [{k: v for k, v in each.items() if v != usual[key][k]} for each in value]
         elif isinstance(value, dict):
@@ -272,6 +278,7 @@ def code(text: str) -> str:
     `` a`b `` `<b>`
     """
     text = " ".join(visible(text).split()) or " "
+    # One backtick more than the longest run inside, with blanks between.
     ticks = "`" * (_longest_run(text) + 1)
     room = " " if "`" in text else ""
     return f"{ticks}{room}{text}{room}{ticks}"

@@ -63,6 +63,7 @@ def plan(
         raise ConfigError(f"--{'rates' if rates else 'like'}: has no effect without --cluster; add --cluster")
     display = Display()
     made = planning.plan(planning.read(recipe, set), bar=None if json else display.bar)
+    # Several ranks are on several devices, even without --cluster.
     if fleet is not None or made.config.cluster.learner != 1:
         from ..estimate import cluster as clusters
         from ..estimate import forecast

@@ -33,6 +33,7 @@ def check(repo: str, *, public: bool) -> None:
             private = bool(api.model_info(full).private)
         except RepositoryNotFoundError:
             return
+    # ``private`` says what is there, ``public`` what was asked for: equal means that they contradict.
     if private == public:
         there, want = ("private", "without --public") if private else ("public", "with --public")
         raise ConfigError(f"--push: {full} exists and is {there}; give another name, or push {want}")

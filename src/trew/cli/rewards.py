@@ -57,6 +57,7 @@ def test(
 
     if limit < 1:
         raise ConfigError(f"--limit: got {limit}, accepts a whole number of at least 1")
+    # A function of the user's own gets less time than in a run, as hostile texts are built to hang it.
     rewards = _load(reward, set, timeout_s=timeout_s or (HOSTILE_SECONDS if ".py:" in reward else 0.0))
     prompts = load_prompts(DataConfig(task=task, train=data, prompt_column=prompt_column), seed=seed)
     rewards.load()
@@ -256,10 +257,12 @@ def _row_group(number: int, row: Row, completion_column: str, prompt_column: str
         columns = _nested_columns(columns["columns"], row.place)
     if ids is not None and not isinstance(ids, list):
         raise DataError(f"{row.place}: column 'token_ids' must be a list of numbers, got {ids!r}")
+    # A list of messages is one completion; a list of texts is several.
     many = isinstance(given, list) and not (given and isinstance(given[0], dict))
     texts = [_text(one) for one in (given if many else [given])]
     if not all(isinstance(text, str) for text in texts):
         raise DataError(f"{row.place}: column {completion_column!r} must be text, messages, or a list of texts")
+    # One list of ids cannot belong to several completions.
     tokens = [ids] if ids is not None and len(texts) == 1 else None
     if isinstance(prompt, list):
         return text_group(Prompt(uid, messages=tuple(prompt), columns=columns), texts, token_ids=tokens)
@@ -305,6 +308,7 @@ def _first_samples(rows: Sequence[Row], groups: Sequence[Group]) -> list[int]:
     firsts = []
     for row, group in zip(rows, groups, strict=True):
         own, uid = row.values.get("sample"), group.prompt.uid
+        # bool is an int, and no number of a sample.
         whole = isinstance(own, int) and not isinstance(own, bool)
         firsts.append(own if whole else following.get(uid, 0))
         following[uid] = firsts[-1] + len(group.rollouts)

@@ -64,7 +64,9 @@ def serve(
     encryption = listening.tls(tls_cert, tls_key)
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
     with contextlib.ExitStack() as ending:
+        # One command per folder: two would write the same logs and tokens.
         ending.callback(Lock(out / "serve.lock").release)
+        # Bound before the servers start, which takes minutes: a port that is taken shows now.
         sockets = [
             ending.enter_context(one)
             for one in listening.sockets_for(host, port, count=servers, encrypted=encryption is not None)
@@ -76,6 +78,7 @@ def serve(
         addresses = [listening.address_of(one, host=host, encrypted=encryption is not None) for one in sockets]
         # The proxy first: it asks a run that connects early to wait.
         answers = ending.enter_context(listening.listening(listening.Guard(proxy, token, _say), sockets, encryption))
+        # Entered last, so it is left first: servers end while the proxy still answers.
         ending.enter_context(contextlib.closing(keeper))
         _say(f"starting {servers} vLLM server{'s' * (servers > 1)} of {config.model}; logs are in {out}")
         keeper.start()

@@ -45,6 +45,7 @@ def sft(
     """
     from .train import train
 
+    # Read before the recipe is checked as a whole, so that the message names the command for it.
     tasks = _tasks(read_table(recipe, set).get("data"))
     if not any(task in DEMONSTRATED for task in tasks):
         raise ConfigError(

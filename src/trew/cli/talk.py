@@ -94,6 +94,7 @@ class Session:
 
     def interactive(self) -> int:
         """Answers questions until somebody leaves."""
+        # Some builds of Python have no readline.
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401 - editing and earlier lines for input()
         for voice in self.voices:
@@ -191,6 +192,7 @@ class Session:
     def _answer(self, question: str) -> None:
         began = time.monotonic()
         console = self.display.console
+        # The stack closes the conversations' iterators, and with them what the engine still does.
         with self.stop.working(), contextlib.ExitStack() as closing:
             growing = [self._growing(voice, question, closing) for voice in self.voices]
             if len(growing) == 1:
@@ -206,11 +208,13 @@ class Session:
 
     def _growing(self, voice: Voice, question: str, closing: contextlib.ExitStack) -> Iterator[Answer]:
         """The answer as it grows, until it is whole or somebody stops it."""
+        # Closing the iterator stops the answer: see Conversation.ask.
         asked = closing.enter_context(contextlib.closing(voice.conversation.ask(question, self.sampling)))  # type: ignore[type-var]
         last = Answer("")
         try:
             for last in asked:
                 yield last
+                # An answer that ended by itself in the same moment is whole.
                 if self.stop.asked and not last.reason:
                     break
         except KeyboardInterrupt:
@@ -222,6 +226,7 @@ class Session:
         """Prints an answer as it grows."""
         out = sys.stdout
         shown, last = 0, Answer("")
+        # A program that reads the output gets the text as it is.
         safe = visible if out.isatty() else str
         out.write(heading)
         for last in growing:
@@ -241,6 +246,7 @@ class Session:
         with Live(console=console, auto_refresh=False, transient=True, vertical_overflow="crop") as live:
             running = set(range(len(growing)))
             while running:
+                # One step of each in turn, so that both grow together.
                 for number in sorted(running):
                     found = next(growing[number], None)
                     if found is None:
@@ -262,6 +268,7 @@ class Session:
         for voice, answer in zip(self.voices, answers, strict=True):
             table.add_column(Text(visible(f"{voice.name}: {voice.label}")), ratio=1, overflow="fold")
             wrapped = Text(visible(answer.text)).wrap(console, width)
+            # The last lines that fit, as in a terminal that scrolls.
             cells.append(Text("\n").join(wrapped if lines is None else wrapped[-lines:]))
         table.add_row(*cells)
         return table
@@ -270,6 +277,7 @@ class Session:
         """One line on the answers, where somebody looks on; and what is not as it was said."""
         endings = {"length": "cut off at the limit of tokens", "abort": "stopped"}
         for voice, answer in zip(self.voices, answers, strict=True):
+            # A program is told only of what is missing; "stopped" is for the person who stopped it.
             if answer.reason in endings and (sys.stdout.isatty() or answer.reason == "length"):
                 who = f"{voice.name} " if len(self.voices) > 1 else ""
                 print(f"({who}{endings[answer.reason]})", file=_aside(), flush=True)

@@ -72,6 +72,7 @@ def train(
         asked = replay_settings(replay)
     if recipe is None:
         raise ConfigError("RECIPE: is missing; give a recipe (a TOML file), or --replay with the folder of a run")
+    # In front: --set on the command line wins over --replay.
     set = (*(f"{key}={value}" for key, value in asked.items()), *set)
     read = partial(_read, recipe, set, out)
     place = here()
@@ -81,6 +82,7 @@ def train(
     if dry_run:
         from . import dry_run as dry
 
+        # Problems of the folder and of trackers go in with the others, to be reported together.
         busy = [*runs.problems(config.out, resume=resume, overwrite=overwrite), *trackers.problems(config.track.to)]
         given = dry.origins(recipe, set, out=out is not None, own=own) | dict.fromkeys(asked, "--replay")
         dry.show(config, given=given, found=busy, resume=resume, allow_changes=allow_changes, edited=notes)
@@ -104,6 +106,7 @@ def _replayed(run: Path, recipe: Path | None, out: Path | None, *, resume: bool)
     if not run.is_dir():
         raise ConfigError(f"--replay: {run} is not a folder; give the folder of a run of trew train")
     own = out / "config.toml"
+    # A replay that is resumed goes on under its own settings.
     return own if resume and own.exists() else run / "config.toml", out
 
 

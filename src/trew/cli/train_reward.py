@@ -49,6 +49,7 @@ def train_reward(
     from ..runs import problems
 
     flags: dict[str, Any] = {"model": model, "data.pairs": pairs, "data.runs": list(runs), "data.reward": reward}
+    # Empty ones were not given, and leave the recipe's.
     flags = {key: value for key, value in flags.items() if value}
     if out is not None:
         flags["out"] = str(out)

@@ -50,6 +50,7 @@ def view(
         _say("Ctrl-C ends it")
         if open:
             webbrowser.open(served.url)
+        # Ctrl-C ends the wait by an exception, and the block closes the server.
         while served.alive():
             time.sleep(_LOOK_S)
     raise TrewError("the HTTP server has ended; start trew view again")
