@@ -82,11 +82,13 @@ class Chosen:
 
         tokenizer = loading.load_tokenizer(self.name, tokenizer=self.tokenizer, chat_template=self.chat_template)
         renderer = Renderer(tokenizer, stop=self.config.rollout.stop if self.config else ())
+        # Weights last: the tokenizer's problems show without them.
         model: Any = self.load()
         loading.check_vocab(model, tokenizer)
         own = self.config
         if dtype == "auto":
             dtype = own.learner.dtype if own else "float32"
+        # As the run would compute; without one, whatever is fastest here.
         layers, products = (own.kernels == "auto", own.linear == "auto") if own else (True, True)
         engine = TorchEngine(
             model.to(device).eval(), renderer, batch=1, autocast=torch.bfloat16 if dtype == "bfloat16" else None,

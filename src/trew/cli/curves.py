@@ -72,6 +72,7 @@ def evaluate(objective: Objective, ratio: Tensor, *, p_old: float = P_OLD) -> Cu
     )
     # Without the likelihood of correct completions: see above.
     objective = objective.replace(nll=CorrectLikelihood())
+    # ---- what training would compute
     prepared = objective.prepare(batch)
     out = objective.loss(prepared)
     assert prepared.token_weights is not None
@@ -105,6 +106,7 @@ def ratio_range(objective: Objective) -> tuple[float, float]:
     distance = torch.logspace(-5, 0, 301, dtype=torch.float64)[:-1]
     above = 1 + torch.cat([distance, torch.linspace(1.0, 3.9, 117, dtype=torch.float64)])
     # Flipped: ratios ascend, so the one nearest to 1 is last (around = -1).
+    # ---- where w changes, below 1, above it, and far above it
     low = _changes(evaluate(objective, 1 - distance.flip(0)), around=-1)
     high = _changes(evaluate(objective, above), around=0)
     # Large ratios need a small old probability: the new one would exceed 1 otherwise.
@@ -114,6 +116,7 @@ def ratio_range(objective: Objective) -> tuple[float, float]:
     high = [h if math.isfinite(h) else b for h, b in zip(high, beyond, strict=True)]
     finite = [h - 1 for h in high if math.isfinite(h)]
     nearest = [*finite, *(1 - d for d in low if math.isfinite(d))]
+    # ---- a range around these places
     if nearest and max(nearest) < 0.1:
         half = nice(2.5 * max(nearest))
         # Narrow on both sides, as for ratios of sequences.
@@ -137,6 +140,7 @@ def _changes(curves: Curves, *, around: int) -> list[float]:
     for w in curves.weight:
         # Weights above the drawn range count as its end, or an unbounded one would hide all other changes.
         moved = (w.clamp(max=HIGHEST_WEIGHT) - w[around]).abs()
+        # Halfway to the farthest weight; below 0.05 counts as no change.
         far = (moved >= max(0.5 * float(moved.max()), 0.05)).nonzero()[:, 0]
         found.append(float(curves.ratio[far[0 if around == 0 else -1]]) if len(far) else math.inf)
     return found
@@ -181,6 +185,7 @@ def simplified(x: Sequence[float], y: Sequence[float], *, tolerance: tuple[float
     """
     keep, todo = {0, len(x) - 1}, [(0, len(x) - 1)]
     while todo:
+        # Distance from a line: |d x p| / |d|.
         first, last = todo.pop()
         dx, dy = (x[last] - x[first]) / tolerance[0], (y[last] - y[first]) / tolerance[1]
         length = math.hypot(dx, dy) or 1.0
@@ -208,10 +213,12 @@ def figure(objectives: Sequence[Objective], *, ratios: tuple[float, float] | Non
     if ratios is None:
         ranges = [ratio_range(o) for o in objectives]
         ratios = min(r[0] for r in ranges), max(r[1] for r in ranges)
+    # ---- curves, all on one range so that they can be compared
     low, high = ratios
     traced = [trace(o, low, high) for o in objectives]
     weights = _lines([c.weight for c in traced], traced, limit=HIGHEST_WEIGHT)
     pushes = _lines([c.coefficient for c in traced], traced, limit=math.inf)
+    # ---- the panels
     charts = [
         line_chart(
             series, x_label="r", y_label=label, x_range=ratios, y_range=ends, width=_PANEL[0], height=_PANEL[1],

@@ -60,12 +60,14 @@ def prepare(
     """
     from ..errors import ConfigError
 
+    # ---- options
     source = source or ""
     task = _known_task(name, source, set)
     if min(eval_size, ngram) < 1:
         raise ConfigError(f"--eval-size and --ngram: got {eval_size} and {ngram}, accept whole numbers of at least 1")
     if remove_overlap and not against:
         raise ConfigError("--remove-overlap: needs evaluation sets to compare with; add --against FILE")
+    # ---- rows, and where they go
     folder = Path(out or f"data/{name.replace(':', '-')}")
     if task.makes(source):  # checked before the problems are generated, which may take long
         _refuse_existing([folder / f"{key}.{format}" for key in ("train", "test")], overwrite)
@@ -74,11 +76,13 @@ def prepare(
     # Again, as only the prompts tell which splits there are.
     _refuse_existing(targets.values(), overwrite)
     _refuse_other_formats(targets.values())
+    # ---- checks: golds with their rewards, then overlaps with evaluation sets
     if not unchecked:
         prompts = {key: _graded(task, part, key, drop=drop_bad) for key, part in prompts.items()}
     rows = {key: [task.prepared(prompt) for prompt in part] for key, part in prompts.items()}
     for place in against:
         rows["train"] = _compared(rows.get("train", []), place, ngram=ngram, remove=remove_overlap)
+    # ---- files, once everything has passed
     _write_splits(rows, targets)
     if "test" not in rows:
         _say(f"{task.source(source)} has no test split next to it: wrote only the training rows")
@@ -189,6 +193,7 @@ def convert(
     if problems := [*_format_problems(out, split, to), *_recipe_problems(source, set, reads_otherwise)]:
         raise ConfigError(problems)
     _refuse_existing([path], overwrite)
+    # Read in any schema that training reads, into prompts; written in the schema of the trainer.
     if _is_recipe(source):
         config, prompts = _of_recipe(source, set, split)
         task, source = config.task, config.train or config.task
@@ -325,6 +330,7 @@ def _graded(task: Task, prompts: Sequence[Prompt], split: str, *, drop: bool) ->
     from ..rewards.builtin import gold_problem
     from ..utils.console import Display
 
+    # Golds are tried with all of the task's rewards; one that fails is reported by row.
     rewards = task.rewards(prompts)
 
     def problems(prompt: Prompt) -> list[str]:

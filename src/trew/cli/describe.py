@@ -193,6 +193,7 @@ def setting(name: str, x: Any, default: Any) -> str:
 
 def text(d: Description, *, width: int = 100) -> str:
     """The description for a terminal of ``width`` columns."""
+    # The first line is the coefficient C_t; the lines below are its axes, which are wrapped here.
     head, *_ = d.objective.equation().splitlines()
     blocks = [d.name, "\n".join(_wrapped(d.summary, width))]
     blocks += [_hanging("    ", d.equation, width)] if d.equation else []
@@ -295,6 +296,7 @@ def short(component: Any) -> str:
     ('clip 0.2 0.28', 'group mean, group std')
     """
     inner: list[str] = []
+    # "Ratio" says nothing in the column of ratios; NoRatio becomes "none".
     name = re.sub("^No(?=Ratio)|Ratio$", "", type(component).__name__).removesuffix("Ratio") or "none"
     words = [re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", name).lower()]
     for f in dataclasses.fields(component):
@@ -303,6 +305,7 @@ def short(component: Any) -> str:
         x = getattr(component, f.name)
         if dataclasses.is_dataclass(x):
             inner += [] if isinstance(x, NoScaling) else [short(x)]
+        # Left out: defaults that nobody asks about, switches that are off, no limit, and the usual place.
         elif (f.name in UNSAID and x == f.default) or x is False or x in (math.inf, "loss"):
             continue
         elif f.name == "anchor":

@@ -102,13 +102,16 @@ def show(
     # Raises for everything wrong, so that what follows is of a run that could start.
     plan = planning.plan(config, found=found, bar=display.bar)
     given_now = dumps(plan.config)
+    # With --resume: changes that a run would refuse raise here, others are listed below.
     changes = check_changes(Path(plan.config.out), given_now, free=FREE_IN_A_RUN, allow=allow_changes) if resume else []
+    # ---- the recipe
     display.line("# The resolved recipe. Values without a comment are defaults.")
     display.line("\n".join(annotated(plan.config, given, own_rewards=not config.rewards)))
     if changes or edited:
         _heading(display, "settings that have changed since the run began")
         for change in (*changes, *edited):
             display.line(change)
+    # ---- what would be learned, and from what
     _heading(display, f"objective: {plan.objective.name}")
     display.line(f"{plan.objective.equation()}\n(trew explain {config.objective.preset} says more)")
     if plan.demonstrations is not None:
@@ -120,6 +123,7 @@ def show(
         for number, index in enumerate(order.take(0, min(SHOWN, len(plan.train))), 1):
             _prompt(display, plan, number, plan.train[index])
         _ends(display, plan)
+    # ---- what it would take
     _plan(display, plan)
 
 
@@ -213,6 +217,7 @@ def gold_lines(rewards: RewardSet, prompt: Prompt) -> list[str]:
 
     lines = []
     for reward in rewards.rewards:
+        # Functions and models of the user's own have no answers that are known to be right.
         if not reward.is_builtin or not reward.serves(prompt):
             continue
         kind = KINDS[reward.kind]

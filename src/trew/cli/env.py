@@ -149,6 +149,7 @@ def _play(hosts: Hosts, row: Mapping[str, Any], *, seed: int, turns: int) -> int
             return 0
         if turn == turns:
             break
+        # An empty line ends the episode, as the end of input does.
         text = _asked()
         if not text:
             print(f"\nYou left after {_replies(turn)}; {_reward(earned)}.")

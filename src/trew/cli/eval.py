@@ -67,6 +67,7 @@ def eval(
         json: Write the result to this file.
         completions: Write every completion with its score to this parquet file.
     """
+    # A run stands for its final weights, measured by its own recipe.
     if (run := run_of(Path(model))) is not None and recipe is None:
         model, recipe = str(run / "final"), run / "config.toml"
         _check_run(run)
@@ -76,6 +77,7 @@ def eval(
         # Several samples need a temperature: greedy ones would be equal.
         temperature = 0.0 if k == 1 else config.eval.temperature or 1.0
     config = dataclasses.replace(
+        # Options of the command line over the recipe.
         config,
         **_given(seed=seed, device=device),
         data=_data(config, _given(task=task, train=data, eval=data)),  # the file as it is
@@ -167,9 +169,11 @@ def prepare(config: Config, *, files: tuple[Path | None, ...] = (), bar: Bar | N
     from ..training.planning import correct_of
 
     limits.refuse(config)
+    # ---- what needs no model and no data
     problems = Problems(validate(config))
     problems += [problem for file in files if file is not None for problem in _file_problems(file)]
     c = config
+    # ---- the parts, each of which may fail by itself
     device = problems.attempt(lambda: loading.resolve_device(c.device))
     model_notes: list[str] = []
     tokenizer = _tokenizer(c, problems, notes=model_notes)
@@ -178,6 +182,7 @@ def prepare(config: Config, *, files: tuple[Path | None, ...] = (), bar: Bar | N
     # A missing part has left its problem in the list; the checks below need all parts.
     if device is None or data is None or rewards is None or tokenizer is None:
         raise ConfigError(problems)
+    # ---- checks of one part against another
     prompts, _, notes = data
     renderer = Renderer(tokenizer, stop=c.rollout.stop)
     fitted, fit_notes = _checked_prompts(c, prompts, renderer, rewards, problems, bar)
@@ -324,6 +329,7 @@ def show(display: Display, ready: Ready, result: EvalResult) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 3))
     for heading in ("", "value", "95 % interval"):
         table.add_column(heading, justify="left" if heading == "" else "right")
+    # ---- accuracy, of all prompts and then of each data set
     names = {"accuracy" if k == 1 else f"avg@{k}": result.accuracy}
     names |= {f"pass@{i}": interval for i, interval in result.pass_at_intervals.items() if i > 1}
     for name, interval in names.items():
@@ -331,6 +337,7 @@ def show(display: Display, ready: Ready, result: EvalResult) -> None:
     names_of_sets = {f"  {name} ({own.n} prompts)": own.accuracy for name, own in result.sets.items()}
     for name, interval in names_of_sets.items():
         table.add_row(name, f"{interval.mean:.3f}", f"{interval.low:.3f} to {interval.high:.3f}")
+    # ---- what explains it
     for name, value in result.rewards.items():
         table.add_row(f"reward {name}", f"{value:.3f}", "")
     table.add_row("length (tokens)", f"{result.mean_length:.1f}", "")

@@ -70,6 +70,7 @@ def model(
     from ..utils.console import Display
     from . import model_card, pushing
 
+    # ---- what can be refused before the export
     problems = Problems()
     if not (run / "config.toml").is_file():
         problems.append(f"RUN: got {run}, accepts the folder of a run, which holds config.toml and checkpoints")
@@ -83,6 +84,7 @@ def model(
     # Asks the hub now: the export may take minutes.
     if push:
         pushing.check(push, public=public)
+    # ---- the folder, with its card
     config, display = load(run / "config.toml", set), Display()
 
     def with_card(folder: Path, step: int) -> None:
@@ -97,6 +99,7 @@ def model(
     else:
         done = export_checkpoint(config, run, out, step=step, notify=display.warn, extra_files=with_card)
     print(f"{out}: the model of step {done}")
+    # ---- the upload, of a folder that is complete
     if push:
         message = f"Step {done} of a run of trew"
         print(f"uploaded: {pushing.push(out, push, public=public, message=message, say=display.line)}")

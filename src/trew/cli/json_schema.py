@@ -121,11 +121,13 @@ def _whole(accepts: typing.Callable[[int], bool]) -> Schema:
 
 def _real(accepts: typing.Callable[[float], bool]) -> Schema:
     found: Schema = {}
+    # ---- the lower end
     if not accepts(-1.0) and accepts(0.5):
         at_least = [n for n in (0.0, 1.0, 2.0) if accepts(n) and not accepts(n - 0.5)]
         found |= {"minimum": at_least[0]} if at_least else {"exclusiveMinimum": 0} if accepts(1e-6) else {}
     elif not accepts(0.5) and accepts(2.0):
         found |= {"minimum": next(n for n in (1.0, 2.0) if accepts(n))}
+    # ---- the upper end, where it is 1
     if not accepts(2.0) and accepts(0.5):
         found |= {"maximum": 1} if accepts(1.0) else {"exclusiveMaximum": 1}
     return found
@@ -134,6 +136,7 @@ def _real(accepts: typing.Callable[[float], bool]) -> Schema:
 def _largest(kind: type, name: str, accepts: typing.Callable[[float], bool]) -> Schema:
     plain = re.sub(r"\[\d+\]", "", name)
     most = limits.MOST.get(plain, limits.WHOLE if kind is int else limits.NUMBER)
+    # Where 2 is refused the upper end is at 1, and _real has named it.
     return {} if kind is float and not accepts(2.0) and accepts(0.5) else {"maximum": kind(most)}
 
 
@@ -178,9 +181,11 @@ def _objective() -> Schema:
     common = [f.name for f in dataclasses.fields(Options)]
     hints = typing.get_type_hints(Options)
     every: Schema = {"preset": {"enum": list(PRESETS), "default": "grpo", "description": "trew explain NAME says more"}}
+    # ---- settings of any preset, as one list: editors complete from it
     for name in common:
         kind = next(k for k in (*typing.get_args(hints[name]), hints[name]) if k in _PLAIN)
         every[name] = {"type": _PLAIN[kind], "description": OPTIONS.get(name, "")}
+    # ---- per preset: which of them it takes, and its defaults
     rules = []
     for preset in PRESETS:
         own, types = settings(preset), {name: _PLAIN[kind] for name, kind in kinds(preset).items()}

@@ -76,6 +76,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except OSError as error:  # BrokenPipeError has no path
         if isinstance(error, BrokenPipeError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discards what is still buffered
+            # 128 + SIGPIPE, as of a program that the signal has ended.
             code = 141
         elif said := path_problem(error):
             tell(said)
@@ -144,6 +145,7 @@ def run(args: list[str]) -> int:
             hint = nearest(rest[0], target)
             print(f"{prog}: {rest[0]!r} is not a command{hint}; accepts {', '.join(target)}", file=sys.stderr)
             return 2
+        # Commands have hyphens, functions underscores.
         prog, target, rest = f"{prog} {rest[0]}", rest[0].replace("-", "_"), rest[1:]
     # Only now: each command imports what it needs, so that trew --help imports none.
     function = getattr(importlib.import_module(f".{module}", __package__), target)
@@ -172,6 +174,7 @@ def expand_pairs(args: list[str]) -> list[str]:
             # A flag without a value stays as it is, for the parser to complain.
             out += [flag] if waiting else []
             flag, waiting = arg, True
+        # A word without "=" after the first pair is the next positional argument.
         elif flag and not arg.startswith("-") and (waiting or "=" in arg):
             out += [flag, arg]
             waiting = False

@@ -68,6 +68,7 @@ def _header(config: Config, data: RunData, step: int, *, name: str, license: str
             metric_value=round(figures["accuracy"], 4),
         )
     ]  # fmt: skip
+    # The default model comes from PyPI: its name on the hub is another.
     base = ORIGIN.get(config.model, (config.model,))[0]
     known: dict[str, Any] = {"base_model": base} if _on_hub(base) else {}
     if found := [one.train for one in config.sets if _on_hub(one.train)]:
@@ -240,6 +241,7 @@ def changed(config: Config) -> dict[str, Any]:
         elif isinstance(value, dict):
             if own := {k: v for k, v in value.items() if k not in plain[key] or plain[key][k] != v}:
                 table[key] = own
+        # Seed and steps even at their defaults: nobody should have to look them up.
         elif key in ("seed", "steps") or (key != "out" and plain.get(key) != value):
             table[key] = value
     return table

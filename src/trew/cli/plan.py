@@ -78,6 +78,7 @@ def plan(
             lines = [] if made_of is None else forecast.table(made_of, made.config)
             print("\n".join([*clusters.table(found), *lines]))
         return int(not found.fits)
+    # ---- one process on this machine
     machine = Machine.of(made.device, adapters=made.config.lora.rank > 0)
     needs = estimate(made.config, machine=machine, objective=made.objective, prompt=made.longest)
     turns = knobs(needs)
@@ -87,6 +88,7 @@ def plan(
         print("\n".join(table(needs, turns)))
         if made.config.cluster.rollout == "vllm":
             print("\nservers are not counted: trew plan --cluster shows them")
+    # False only: None means that the machine's memory is not known.
     return int(needs.fits is False)
 
 

@@ -31,6 +31,7 @@ def check(repo: str, *, public: bool) -> None:
         full = repo if "/" in repo else f"{owner}/{repo}"
         try:
             private = bool(api.model_info(full).private)
+        # A repository that does not exist is created later, with the visibility that was asked for.
         except RepositoryNotFoundError:
             return
     # ``private`` says what is there, ``public`` what was asked for: equal means that they contradict.

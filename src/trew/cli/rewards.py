@@ -119,10 +119,12 @@ def score(
 
     _refuse_output(out, overwrite=overwrite)
     rewards = _load(reward, set, timeout_s=timeout_s)
+    # ---- rows to groups; everything that they lack is refused before anything is scored
     rows = read_rows(Path(data))
     groups = [_row_group(n, row, completion_column, prompt_column) for n, row in enumerate(rows)]
     _refuse_data(data, rows, groups, rewards)
     scored = _scored(groups, rewards)
+    # ---- one line per completion
     firsts = _first_samples(rows, groups)
     path = Path(out)
     write_rows(path, [line for group, first in zip(scored, firsts, strict=True) for line in _lines(group, first)])

@@ -61,6 +61,7 @@ def serve(
     if servers < 1 or restarts < 0:
         raise ConfigError(f"--servers, --restarts: got {servers} and {restarts}, accepts 1 or more, and 0 or more")
     config = _config(target, set, servers)
+    # ---- what can be refused at once
     encryption = listening.tls(tls_cert, tls_key)
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
     with contextlib.ExitStack() as ending:
@@ -85,6 +86,7 @@ def serve(
         _say("ready; in the recipe of a run:")
         _say("")
         _say(recipe_lines(addresses))
+        # ---- until no server is left, or somebody ends it
         while not (why := keeper.lost()):
             if not answers():
                 raise EngineError("the proxy has ended; start trew serve again")

@@ -217,6 +217,7 @@ class Session:
                 # An answer that ended by itself in the same moment is whole.
                 if self.stop.asked and not last.reason:
                     break
+        # A second Ctrl-C, before the first one was looked at.
         except KeyboardInterrupt:
             self.stop.asked = True
         if not last.reason:
@@ -232,6 +233,7 @@ class Session:
         for last in growing:
             out.write(safe(last.text[shown:]))
             out.flush()
+            # Never back: what was printed once is not printed again.
             shown = max(shown, len(last.text))
         if not last.text.endswith("\n"):
             out.write("\n")
@@ -256,6 +258,7 @@ class Session:
                 if time.monotonic() - drawn_at >= REDRAW_S:
                     live.update(self._columns(answers, lines=max(3, console.height - 3)), refresh=True)
                     drawn_at = time.monotonic()
+        # The live display vanishes (transient); what stays is the whole text.
         console.print(self._columns(answers))
         return answers
 

@@ -66,6 +66,7 @@ def train(
 
     if allow_changes and not resume:
         raise ConfigError("--allow-changes: has no effect without --resume; add --resume, or remove it")
+    # ---- what is trained, and by which settings
     asked: dict[str, str] = {}
     if replay is not None:
         recipe, out = _replayed(replay, recipe, out, resume=resume)
@@ -75,6 +76,7 @@ def train(
     # In front: --set on the command line wins over --replay.
     set = (*(f"{key}={value}" for key, value in asked.items()), *set)
     read = partial(_read, recipe, set, out)
+    # ---- this process: one of several ranks, a dry run, the one that starts ranks, or the run itself
     place = here()
     if place is not None and (place.size > 1 or launch.launched()) and not dry_run:
         return _as_rank(place, read, resume=resume, overwrite=overwrite, allow_changes=allow_changes)

@@ -50,8 +50,10 @@ class RunFolder:
         nothing else. This is cheap: call it before loading anything.
         """
         folder = Path(folder)
+        # ---- may it be used at all, as far as that shows without touching it
         if found := problems(folder, resume=resume, overwrite=overwrite, layout=layout):
             raise ConfigError(found)
+        # ---- the folder, and the lock on it
         try:
             folder.parent.mkdir(exist_ok=True)
             make_private(folder.resolve())  # follows a link: whoever gives a link to a folder means that folder
@@ -63,6 +65,7 @@ class RunFolder:
             raise ConfigError(
                 f"out: {folder} cannot be used: {error.strerror}; choose another folder for the run"
             ) from None
+        # ---- its contents, now that nobody else writes here
         run = cls(folder, lock, resumed=resume and has_run(folder, layout), layout=layout)
         try:
             run._prepare(overwrite)
@@ -118,6 +121,7 @@ class RunFolder:
 
     def log(self, row: Mapping[str, Any]) -> None:
         """Appends one row to metrics.jsonl and fsyncs it; ``row`` needs a whole number ``step``."""
+        # bool is an int, and no step.
         if isinstance(row.get("step"), bool) or not isinstance(row.get("step"), int):
             raise ValueError(f"a metrics row needs a whole number 'step', got {row.get('step')!r}")
         # One line, one write: a reader that follows the file sees whole rows.
@@ -183,6 +187,7 @@ class RunFolder:
         """Writes bad_steps/NNNNNN.json: the non-finite values of a step, as strings such as "nan" and "-inf"."""
         folder = self.folder / "bad_steps"
         with storage(folder):
+            # Made when it is first needed: most runs have none.
             make_private(folder)
         path = folder / f"{step:06d}.json"
         self.recorder.forget(path)

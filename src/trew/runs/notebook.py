@@ -67,6 +67,7 @@ def _series(
     rows: Sequence[Mapping[str, Any]], metric: str, *, colour: int, named: str, window: int
 ) -> tuple[Series, Series, Series]:
     """A metric as faint values, their running mean, and the evaluations that belong to it (none but for accuracy)."""
+    # Rows without the metric leave gaps in the steps, not zeros.
     points = [(row["step"], row[metric]) for row in rows if row.get(metric) is not None]
     x, y = [step for step, _ in points], [value for _, value in points]
     evals = [row for row in rows if row.get("eval_accuracy") is not None] if metric == "accuracy" else []

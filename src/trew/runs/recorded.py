@@ -130,6 +130,7 @@ def _footer_bytes(path: Path) -> bytes:
 
     def read() -> bytes:
         with path.open("rb") as file:
+            # Length of the footer, then b"PAR1".
             file.seek(-8, 2)
             size = int.from_bytes(file.read(4), "little")
             file.seek(-8 - size, 2)
@@ -158,15 +159,18 @@ def _table(path: Path) -> Any:
 
 def _step(table: Any, step: int) -> StepRollouts:
     """The rollouts of a table. Raises ValueError if its columns contradict one another."""
+    # ---- columns to rows
     columns = {
         name: _arrays(table[name]) if name in _ARRAYS else table[name].to_pylist() for name in table.column_names
     }
     rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
     if other := {row["step"] for row in rows} - {step}:
         raise ValueError(f"it holds step {min(other)}")
+    # ---- rows to groups, in the order in which they were sampled
     members = _members(rows)
     uids: set[str] = set()
     groups = [_group(rows, uids) for rows in members]
+    # ---- and those that were trained on, in the order of training
     order = _trained_on(members)
     # A null is of a run without greedy baselines; NaN, of a prompt without one.
     baselines = {groups[i].group.prompt.uid: members[i][0]["baseline"] for i in order}
@@ -228,6 +232,7 @@ def _group(rows: Sequence[Row], uids: set[str]) -> ScoredGroup:
 def _rollout(row: Row) -> Rollout:
     tokens = row["token_ids"]
     _check_tokens(row)
+    # A single turn has no entry of its own: it is made from the columns.
     turns = row["turns"] or [
         {
             "context": len(row["prompt_ids"]), "sampled": len(tokens), "text": row["completion"],
@@ -241,6 +246,7 @@ def _rollout(row: Row) -> Rollout:
     for turn in turns:
         start = at + turn["context"]
         end = start + turn["sampled"]
+        # Of later turns, what stands between the policy's tokens.
         context = row["prompt_ids"] if at < 0 else tokens[at:start]
         # Spans of versions are stored for the whole completion, and belong to one turn each.
         own = tuple(Span(s.version, s.start - start, s.end - start) for s in spans if start <= s.start and s.end <= end)

@@ -127,6 +127,7 @@ def write_rollouts(
     rows = []
     for g, scored in enumerate(groups):
         group = scored.group
+        # What all completions of a prompt have.
         shared = {
             "step": step,
             "group": g,
@@ -143,6 +144,7 @@ def write_rollouts(
             advantage = None if advantages is None else _per_token(advantages[g][i], len(rollout.token_ids))
             rows.append({**shared, "sample": i, "advantages": advantage, **_sample_row(rollout, score, hidden)})
     table = pa.Table.from_pylist(rows, schema=schema().with_metadata(sampler.to_metadata() if sampler else None))
+    # Columns of effects come as arrays: see _effect.
     for name, values in (effects or {}).items():
         table = table.set_column(table.column_names.index(name), table.field(name), _effect(values, table, trained_on))
     # With checksums, so that a replay notices a byte that has changed.
@@ -164,6 +166,7 @@ def _effect(values: Sequence[np.ndarray], table: Any, trained_on: Sequence[Score
     flat = np.concatenate(of_rows).astype(np.float32)
     offsets = np.cumsum([0, *map(len, of_rows)]).astype(np.int32)
     # Built from the buffers: Python objects for millions of tokens would take seconds.
+    # Null where no token has a value, which differs from a list of nulls.
     empty = [not (~np.isnan(of_row)).any() for of_row in of_rows]
     return pa.ListArray.from_arrays(offsets, pa.array(flat, mask=np.isnan(flat)), mask=pa.array(empty))
 
@@ -240,6 +243,7 @@ def _per_token(value: np.ndarray | float | None, length: int) -> np.ndarray | No
     if value is None:
         return None
     array = np.asarray(value, dtype=np.float32)
+    # One number for the whole completion.
     if array.ndim == 0:
         return np.full(length, array, dtype=np.float32)
     if array.shape != (length,):

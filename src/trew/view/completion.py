@@ -66,6 +66,7 @@ def _cells(run: ViewedRun, eval: bool, step: int, group: int, sample: int) -> tu
         if at is None:
             raise NotHere(f"{run.name} has no {name}")
         one = found.slice(at, 1)
+        # A damaged text shows as far as it goes; any other damaged column hides the completion.
         cells = {c: (table.texts if c in _TEXTS else table.values)(one[c])[0] for c in one.column_names}
         return cells, int(lengths(one["sampled"])[0])
     except table.Unreadable as error:

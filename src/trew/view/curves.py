@@ -62,10 +62,12 @@ class Curves:
 
     def _note_stretches(self, step: int, previous: int) -> None:
         for rule, stretches in self.held.items():
+            # It held until the step before this one.
             if rule not in self.health.holding and stretches[-1][1] is None:
                 stretches[-1][1] = previous
         for rule in self.health.holding:
             stretches = self.held.setdefault(rule, [])
+            # None as an end: it still holds.
             if not stretches or stretches[-1][1] is not None:
                 stretches.append([step, None])
 
@@ -99,6 +101,7 @@ class MetricsFile:
         if self.curves is not None and facts == self._facts and seen is not None and seen == self._seen:
             return self.curves
         self._seen = seen  # of before it is read: what is written meanwhile is read the next time
+        # ---- what is new of the file; all of it where it is another one
         if self.curves is None or facts != self._facts:
             self._begin(facts)
         try:
@@ -113,16 +116,19 @@ class MetricsFile:
                     back, data = 0, file.read()
             self.problem = ""
         except OSError as error:
+            # What was read of a file that is gone no longer counts.
             self._begin(facts)
             missing = isinstance(error, FileNotFoundError)
             self.problem = "" if missing else f"{self.name}: {error.strerror}"
             data, back = b"", 0
         assert self.curves is not None
+        # ---- whole lines of it
         whole = data[: data.rfind(b"\n") + 1]
         for line in whole[self._at - back :].splitlines():
             self.curves.add(line)
         if len(whole) > self._at - back:
             self._at = back + len(whole)
+            # The first bytes change only while the file is shorter than they may be.
             self._head = self._head if back else whole[:_ENDS]
             self._tail = whole[-_ENDS:]
         return self.curves

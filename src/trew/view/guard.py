@@ -61,6 +61,7 @@ class Guard:
             return
         send = _with_headers(send, _headers(self.access, scope["path"]))
         found = _Request(scope)
+        # The host first: a page under a foreign name learns nothing, not even which paths there are.
         if not self.access.known_host(found.host):
             await _refuse(
                 send, 403, f"host: got {found.host[:100]!r}, not an address of this server; --allow-host adds one"
@@ -69,9 +70,11 @@ class Guard:
             await _refuse(send, 405, f"method: got {scope['method'][:20]!r}, accepts GET: this server changes nothing")
         elif found.foreign and scope["path"].startswith("/api"):
             await _refuse(send, 403, "the request comes from a page of another site")
+        # Once, with the token in the address: from then on a cookie has it.
         elif scope["path"] == "/" and self.access.right(found.token) and not self.access.framed:
             await _let_in(send, self.access)
         elif _needs_token(scope["path"]) and not self._known(found, scope["path"]):
+            # For people as text, for the page's own requests as JSON.
             await _refuse(send, 401, LOCKED, plain=scope["path"] == "/")
         else:
             await self.app(scope, receive, send)

@@ -84,6 +84,7 @@ class Index:
         """Reads what is new of the tables of ``steps``, and forgets those of other steps. Says whether that changed
         anything."""
         wanted, changed = set(steps), False
+        # ---- forget what is gone or has changed
         for step in self._read.keys() - wanted:
             self._forget(step)
             changed = True
@@ -92,6 +93,7 @@ class Index:
         new = [step for step in found if step not in self._read or self._read[step] != found[step]]
         for step in new:
             self._forget(step)
+        # ---- read what is new
         with ThreadPoolExecutor(THREADS) as pool:  # pyarrow reads without Python's lock
             for step, part in zip(new, pool.map(self._part, new), strict=True):
                 self._read[step] = found[step]
@@ -99,6 +101,7 @@ class Index:
                     self.parts[step] = part
                 else:
                     self.damaged[step] = part
+        # ---- drop what was made of all parts
         if changed or new:
             self._whole, self._starts, self.version = None, None, self.version + 1
         return changed or bool(new)
@@ -148,6 +151,7 @@ def read_part(folder: Path, kind: str, step: int, words: Words) -> Part:
     columns = {
         "step": np.full(count, step, np.int64),
         "group": _whole(found, "group", np.int32),
+        # -1 and null: dropped before training, or of an evaluation.
         "trained": _whole(found, "trained_group", np.int32) >= 0,
         "sample": _whole(found, "sample", np.int32),
         "uid": words.numbers(found["uid"]),
@@ -198,6 +202,7 @@ def _by_name(found: Any, name: str, missing: float, convert: Callable[[Any], np.
     # (entries,): the row of each entry of a map. Entries of all rows lie one after another.
     rows = np.repeat(np.arange(len(maps)), np.diff(offsets))
     encoded = maps.keys.dictionary_encode()
+    # (entries,) each: the key of an entry, by number, and its value.
     codes, given = encoded.indices.to_numpy(zero_copy_only=False), convert(maps.items)
     out = {}
     for code, key in enumerate(table.texts(encoded.dictionary)):
@@ -208,6 +213,7 @@ def _by_name(found: Any, name: str, missing: float, convert: Callable[[Any], np.
 
 def _joined(parts: Sequence[Part]) -> Part:
     if not parts:
+        # Columns of no rows, of the types that others have.
         return Part({name: np.zeros(0, kind) for name, kind in _EMPTY.items()}, {}, {})
     columns = {name: np.concatenate([p.columns[name] for p in parts]) for name in parts[0].columns}
     return Part(columns, _padded(parts, "parts", math.nan), _padded(parts, "statuses", -1))

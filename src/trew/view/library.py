@@ -85,6 +85,7 @@ def is_run(folder: Path) -> bool:
     """Whether a run has written into ``folder``, its configuration at least."""
     there = {name for name in (LOCK, "config.toml", "metrics.jsonl", "rounds.jsonl", "summary.json", "rollouts")
              if os.path.lexists(folder / name)}  # fmt: skip
+    # config.toml and metrics.jsonl are common names: one alone is no run.
     return ("config.toml" in there and len(there) > 1) or {"metrics.jsonl", "rollouts"} <= there
 
 

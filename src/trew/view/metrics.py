@@ -114,6 +114,7 @@ def groups(names: list[str]) -> list[dict[str, Any]]:
         members = [*dict.fromkeys(name for pattern in wanted for name in left if re.fullmatch(pattern, name))]
         if members:
             found.append({"title": title, "columns": members})
+        # Taken away, so that a later group with a wider pattern does not show them again.
         for name in members:
             left.pop(name, None)
     return [*found, {"title": "Other", "columns": list(left)}] if left else found

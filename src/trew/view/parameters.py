@@ -39,6 +39,7 @@ class Parameters:
         given = self.text(name)
         if not given:
             return None
+        # int() alone would accept blanks, underscores and digits of other scripts.
         if not given.removeprefix("-").isascii() or not given.removeprefix("-").isdecimal() or len(given) > 17:
             raise BadRequest(f"{name}: got {given[:50]!r}, accepts a whole number")
         if not least <= (number := int(given)) <= most:

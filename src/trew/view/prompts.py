@@ -55,8 +55,10 @@ class Prompts:
         # (visits,): the number of the prompt of each.
         number = np.repeat(np.arange(len(starts)), ends - starts)
         known = np.isfinite(visits.std)
+        # (prompts,): last visit minus first; NaN where there is one visit.
         gain = np.where(ends - starts > 1, visits.mean[ends - 1] - visits.mean[starts], np.nan)
         with np.errstate(invalid="ignore"):
+            # (prompts,): mean over visits of the spread within each.
             spreads = np.bincount(number[known], visits.std[known], minlength=len(starts))
             disagreement = spreads / np.bincount(number[known], minlength=len(starts))
         return Prompts(visits, starts, ends - 1, gain, disagreement)

@@ -28,6 +28,7 @@ def round_row(line: bytes) -> dict[str, Any] | None:
 def _numbers(name: str, value: Any, depth: int = 0) -> dict[str, Any]:
     """The numbers below ``name``; of a list of numbers the last one."""
     if isinstance(value, dict) and depth < 4:
+        # Bounded: a file from anywhere may be nested deeply.
         return {k: v for key, inner in value.items() for k, v in _numbers(f"{name}/{key}", inner, depth + 1).items()}
     if isinstance(value, list) and value:
         return _numbers(name, value[-1], depth + 1) if not isinstance(value[-1], (dict, list)) else {}

@@ -103,6 +103,7 @@ def _found(run: ViewedRun, tables: Tables, at: tuple[bool, int], numbers: list[i
 
 
 def _of_table(found: Any, numbers: Sequence[int], *, eval: bool, step: int) -> list[dict[str, Any]]:
+    # Replaced since the index was made; the next request reads the new one.
     if any(number >= found.num_rows for number in numbers):
         raise table.Unreadable("the table has become shorter")
     some = found.take(list(numbers))

@@ -25,6 +25,7 @@ def summary(run: ViewedRun) -> dict[str, Any]:
         lost = losses(curves)
         findings = outcome(curves.rows(_OUTCOME), run.config) if table and run.kind == "policy" else []
         return {
+            # The summary first; while a run trains, its first and latest evaluation.
             "before": _measured(table, "accuracy_before") or (evals[0] if evals else None),
             "after": _measured(table, "accuracy_after") or (evals[-1] if len(evals) > 1 else None),
             "loss_before": _measured(table, "loss_before") or (lost[0] if lost else None),
@@ -59,6 +60,7 @@ def _warning(warning: HealthWarning, curves: Curves) -> dict[str, Any]:
     text = (
         warning.text[: -len(advice)].rstrip(" .") if advice and warning.text[1:].endswith(advice[1:]) else warning.text
     )
+    # The stretch in which the warning was given. Without one it is known of its own step only.
     until: int | None = warning.step
     for first, last in curves.held.get(warning.rule, ()):
         if first is not None and first <= warning.step and (last is None or warning.step <= last):

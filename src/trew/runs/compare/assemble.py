@@ -21,6 +21,7 @@ from .result import ComparedRuns
 
 def compare_runs(folders: Sequence[Path], choices: Choices) -> ComparedRuns:
     """Reads, groups and compares the runs. Raises ConfigError or DataError with all reasons against a comparison."""
+    # ---- runs
     metric = parse_metric(choices.metric)
     if len(folders) < 2:
         raise ConfigError("compare: give two run folders or more, for example: trew compare runs/a-* runs/b-*")
@@ -28,6 +29,7 @@ def compare_runs(folders: Sequence[Path], choices: Choices) -> ComparedRuns:
     # All reasons at once, before the metric is computed of any run.
     if found := problems(members, allow=choices.allow):
         raise ConfigError(found)
+    # ---- groups
     groups, differing = grouped(members, by=choices.by, several_tasks="data" in choices.allow)
     if found := group_problems(groups):
         raise ConfigError(found)
@@ -37,6 +39,7 @@ def compare_runs(folders: Sequence[Path], choices: Choices) -> ComparedRuns:
     comparison = compare([_scored(g, scores) for g in groups], baseline=baseline.name, better=metric.better)
     if len(groups) > 1 and not comparison.versus and "one-seed" not in choices.allow:
         raise DataError(_one_seed(baseline, groups, metric))
+    # ---- what a reader must know
     notes = [
         *metric.notes(members), *default_differences(groups), *_budgets(groups), *_within(groups),
         *_starts(groups), *_condition(members), *_unpaired(comparison, groups),

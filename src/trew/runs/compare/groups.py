@@ -46,6 +46,7 @@ def grouped(
         parts.setdefault(_key(_settings(member, keys)), []).append(member)
     # Members of a group agree in ``keys``, so the first stands for all.
     firsts = [of[0] for of in parts.values()]
+    # Only what the groups differ in names them: other settings are the same in all.
     differing = sorted(k for k in keys if len({_key(m.settings.get(k)) for m in firsts}) > 1)
     names = _names([_settings(first, differing) for first in firsts])
     tasks = task_names(members) if several_tasks else {m.name: "" for m in members}
@@ -79,6 +80,7 @@ def differences(tables: Mapping[str, Mapping[str, Any]]) -> Differences:
 
 def task_names(members: Sequence[Member]) -> dict[str, str]:
     """A name for the data of each run: what it is where it differs."""
+    # The same for data: runs on equal data share a name.
     differing = differences({m.name: m.task() for m in members})
     tables = {m.name: {key: differing[key][m.name] for key in differing} for m in members}
     distinct = {_key(table): table for table in tables.values()}
@@ -123,6 +125,7 @@ def _names(tables: Sequence[Mapping[str, Any]]) -> list[str]:
 
     def part(key: str, value: Any) -> str:
         last = key.rpartition(".")[2]
+        # One setting differs: its value is enough.
         if len(tables[0]) == 1 or key == "objective.preset":
             return shown(value) if isinstance(value, str) else f"{last}={shown(value)}"
         return f"{last if lasts.count(last) == 1 else key}={shown(value)}"

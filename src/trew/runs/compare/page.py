@@ -102,10 +102,12 @@ def _curves(group: RunGroup, column: str, colour: int, limits: tuple[float, floa
     runs = [values for m in group.members if (values := values_by_step(m, column))]
     if not runs:
         return []
+    # Single runs behind their mean.
     faint = [Series("", sorted(v), [v[s] for s in sorted(v)], style="faint", colour=colour) for v in runs]
     # A mean over other runs at every step would jump where a run ends or has a gap.
     steps = sorted(set.intersection(*(set(v) for v in runs)))
     means = [mean_interval([v[s] for v in runs]) for s in steps]
+    # An interval of a share may leave 0 to 1; its band must not.
     least, most = limits or (float("-inf"), float("inf"))
     band = Series(
         group.name, steps, [m.mean for m in means], [max(m.low, least) for m in means],

@@ -30,6 +30,7 @@ def forest(rows: Sequence[ForestRow], *, title: str, x_label: str, width: int = 
     named = 20 + 6.6 * max(len(_short(r.name)) for r in rows)
     told = 20 + 6.4 * max(len(r.text) for r in rows)
     left, right, height = named, width - told, _TOP + _ROW * len(rows) + _BOTTOM
+    # Room for the names at the left and the verdicts at the right; the axis gets the rest.
     ends = _ends(rows)
 
     def x(value: float) -> float:
@@ -44,6 +45,7 @@ def forest(rows: Sequence[ForestRow], *, title: str, x_label: str, width: int = 
     parts.append(f'<rect class="tc-ground" width="{width}" height="{height}" rx="6"/>')
     parts.append(f'<text class="tc-ink tc-title" x="14" y="20">{_text(title)}</text>')
     bottom = _TOP + _ROW * len(rows)
+    # ---- axis
     at = ticks(*ends, most=max(2, int(right - left) // 80))
     for value, label in zip(at, labels(at), strict=True):
         parts.append(f'<line class="tc-grid" x1="{x(value):.1f}" x2="{x(value):.1f}" y1="{_TOP}" y2="{bottom}"/>')
@@ -53,6 +55,7 @@ def forest(rows: Sequence[ForestRow], *, title: str, x_label: str, width: int = 
     parts.append(
         f'<text class="tc-muted" x="{middle:.1f}" y="{bottom + 34}" text-anchor="middle">{_text(x_label)}</text>'
     )
+    # ---- a row for each difference
     for i, row in enumerate(rows):
         y = _TOP + _ROW * (i + 0.5)
         parts.append(f'<text class="tc-ink" x="14" y="{y + 4:.1f}">{_text(_short(row.name))}</text>')

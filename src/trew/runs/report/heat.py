@@ -27,6 +27,7 @@ def heat_strip(
     known = known[~np.isnan(known)]
     if not len(known):
         return ""
+    # ---- rows by score, columns by step
     names, edges = _bins(known)
     rows = len(names) + missing
     columns = _columns(sorted(scores))
@@ -39,18 +40,21 @@ def heat_strip(
         parts.append(f"<style>{CSS}</style>")
     parts.append(f'<rect class="tc-ground" width="{width}" height="{height}" rx="6"/>')
     parts.append(f'<text class="tc-ink tc-title" x="14" y="20">{escape(title)}</text>')
+    # ---- names of the rows: high scores above, those without a verdict below all others
     wide = (width - _LEFT - _RIGHT) / len(columns)
     labels: list[str] = [*names, "none"] if missing else [*names]
     for i, name in enumerate(labels):
         y = _TOP + (len(names) - 1 - i if i < len(names) else i) * row_height
         parts.append(f'<text class="tc-muted" x="{_LEFT - 6}" y="{y + row_height / 2 + 4:.1f}" text-anchor="end">'
                      f"{escape(name)}</text>")  # fmt: skip
+    # ---- cells
     counts = [_counts([scores[step] for step in steps], edges) for steps in columns]
     # Shares, not counts: a column of fewer completions is as dark as others.
     darkest = max(float(own.max()) / max(int(own.sum()), 1) for own in counts)
     for at, (steps, own) in enumerate(zip(columns, counts, strict=True)):
         place = {"x": _LEFT + at * wide, "wide": wide, "row_height": row_height}
         parts += _cells(own, names, steps, darkest=darkest, **place)
+    # ---- axis
     parts += _steps(columns, wide=wide, bottom=_TOP + rows * row_height, width=width)
     return "".join([*parts, "</svg>"])
 

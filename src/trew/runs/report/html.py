@@ -303,6 +303,7 @@ def _curve(run: RunData, metric: str, name: str, colour: int, *, alone: bool) ->
     steps, values = run.column(metric)
     label = ("training" if metric in _HELD_OUT else "") if alone else name
     series: list[Series] = []
+    # Short curves show their values alone.
     if len(steps) >= _SMOOTH_FROM:
         smooth = running_mean(values, window=_WINDOW)
         mean = f"mean of the last {_WINDOW} steps" if alone else f"{name}, mean of the last {_WINDOW}"

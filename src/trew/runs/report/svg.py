@@ -103,6 +103,7 @@ def line_chart(
     frame = _frame(
         series, x_range, y_range, width, height, title=bool(title), y_label=bool(y_label), x_label=bool(x_label)
     )
+    # ---- ground and title
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" class="tc" viewBox="0 0 {width} {frame.height}" width="{width}" '
         f'height="{frame.height}" role="img" aria-label="{_text(title or y_label or "chart")}">'
@@ -112,11 +113,13 @@ def line_chart(
     parts.append(f'<rect class="tc-ground" width="{width}" height="{frame.height}" rx="6"/>')
     if title:
         parts.append(f'<text class="tc-ink tc-title" x="{frame.left}" y="20">{_text(title)}</text>')
+    # ---- axes, then series above them, then the legend
     parts += _axes(frame, x_label, y_label)
     colours = [s.colour if s.colour is not None else i for i, s in enumerate(series)]
     for s, colour in zip(series, colours, strict=True):
         parts += _draw(s, colour % len(_LIGHT), frame)
     parts += _legend(series, colours, left=frame.left, right=frame.right, bottom=frame.height - 10)
+    # An empty chart says so: it might be taken for a line at 0.
     if not any(True for s in series for _ in _points(s)):
         x, y = (frame.left + frame.right) / 2, (frame.top + frame.bottom) / 2
         parts.append(f'<text class="tc-muted" x="{x:.1f}" y="{y:.1f}" text-anchor="middle">no values</text>')
@@ -197,6 +200,7 @@ def _frame(
     y_ticks = ticks(*y_ends, most=max(2, height // 48))
     top = (34 if title else 12) + (18 if y_label and not title else 0)
     left = 14 + 7.0 * max(len(label) for label in labels(y_ticks))  # an SVG cannot measure text: 7 px per character
+    # The legend's rows come below the chart, which keeps its height.
     legend = len(_legend_rows([s.name for s in series if s.name], width - left - 16))
     bottom = height - (40 if x_label else 24)
     return _Frame(
@@ -234,7 +238,7 @@ def ticks(low: float, high: float, *, most: int, whole: bool = False) -> tuple[f
     >>> ticks(0.0, 1.0, most=5)
     (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
     """
-    # Likewise divided first.
+    # Divided first: the difference of two extreme floats overflows.
     gap = high / most - low / most
     if not sys.float_info.min * 1e14 < gap < math.inf:  # smaller powers of ten are not exact
         return low, high
@@ -266,6 +270,7 @@ def labels(values: Sequence[float]) -> list[str]:
         return ["0" if v == 0 else _power(v, digits) for v in values]
     if largest >= 1e4:
         return _in_thousands(values, gap)
+    # Decimals of the gap, which is 1, 2 or 5 times a power of ten: neighbours then differ.
     decimals = max(0, -math.floor(math.log10(gap) + 1e-9))
     return [f"{v:.{decimals}f}" for v in values]
 
@@ -368,8 +373,10 @@ def _draw_points(s: Series, colour: int, f: _Frame) -> Iterator[str]:
 
 def _draw_line(s: Series, colour: int, f: _Frame) -> Iterator[str]:
     for piece in _stretches(s):
+        # The band first, so that the line is above it.
         yield from _band(s, [i for i in piece if _has_band(s, i)], colour, f)
         points = [(f.x(s.x[i]), f.y(s.y[i] or 0.0)) for i in piece]
+        # A path of one point would not show.
         if len(points) == 1:
             yield f'<circle class="tc-f{colour}" cx="{points[0][0]:.1f}" cy="{points[0][1]:.1f}" r="2.5"/>'
             continue
@@ -385,6 +392,7 @@ def _has_band(s: Series, i: int) -> bool:
 def _band(s: Series, piece: list[int], colour: int, f: _Frame) -> Iterator[str]:
     if len(piece) < 2 or s.low is None or s.high is None:
         return
+    # Along the upper ends, and back along the lower ones.
     there = [f"{f.x(s.x[i]):.1f} {f.y(s.high[i] or 0.0):.1f}" for i in piece]
     back = [f"{f.x(s.x[i]):.1f} {f.y(s.low[i] or 0.0):.1f}" for i in reversed(piece)]
     yield f'<path class="tc-band tc-f{colour}" d="M{"L".join(there + back)}Z"/>'

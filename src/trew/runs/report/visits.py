@@ -91,5 +91,6 @@ def _scores(folder: Path, step: int) -> tuple[np.ndarray, np.ndarray] | None:
     except (OSError, pa.ArrowException, ValueError):
         return None
     scores = table["score"].to_numpy()
+    # An array of objects: numpy's own texts would all be as wide as the longest.
     uids = np.array([uid or "" for uid in table["uid"].to_pylist()], dtype=object)
     return uids, np.where(np.isfinite(scores), scores, np.nan)
