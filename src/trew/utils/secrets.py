@@ -77,7 +77,7 @@ def redact(value: Any, hidden: tuple[str, ...] | None = None, *, keep: Collectio
     if not hidden:
         return value
     if isinstance(value, str):
-        # A password that equals a word like "auto" would otherwise make every recipe unreadable.
+        # A secret that equals a word which a setting accepts would otherwise make the recipe unusable.
         if value in keep:
             return value
         for secret in hidden:

@@ -120,8 +120,7 @@ class StaticModel:
         """The step itself. To be recorded, so it depends on buffers only and is idempotent: the caller advances
         ``lengths``."""
         lengths = self.lengths[:rows]
-        # Broadcast to (rows, kv_heads): each row's own column, of D numbers, in a cache (slots + 1, kv_heads, columns,
-        # D).
+        # (rows, kv_heads) places of D numbers: each row's own column in (slots + 1, kv_heads, columns, D).
         place = self.row[:rows], self.kv_head, lengths[:, None]
         shared = self.parts.heads // self.parts.kv_heads
         masks = {
