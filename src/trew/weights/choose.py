@@ -46,12 +46,14 @@ def publisher(
     dtype, cluster = config.learner.dtype, config.cluster
     known: dict[str, Any] = {"dtype": dtype, "vocabulary": facts.vocabulary, "positions": facts.positions}
     size = version_size(model, dtype)
+    # ---- streams, where every server accepts how the learner introduces itself
     if backend == handshake.ENGINES["nccl"]:
         if not (why := _refusal(endpoints, stream.introduction(stream.backend_of(device)))):
             return PublishedStream(device=device, **known)
         if cluster.sync == "nccl":
             raise ConfigError(f"cluster.sync: got 'nccl', but {why}")
         tell(f"weights are published as files: {why}")
+    # ---- memory of this host: on the GPU where possible, otherwise the host's
     if backend == handshake.ENGINES["ipc"]:
         if elsewhere := [endpoint for endpoint in endpoints if not endpoint.local]:
             raise ConfigError(
@@ -62,6 +64,7 @@ def publisher(
         if device.startswith("cuda") and not cluster.colocate:
             if not (why := _refusal(endpoints, memory.introduction(memory.gpu_of(device)))):
                 return PublishedOnGpu(device=device, **known)
+            # Not refused where the recipe names 'ipc': host memory is that route, too.
             tell(f"weights are shared in host memory, not on the GPU: {why}")
         return PublishedSegments(size=size, **known)
     return PublishedFiles(run, size=size, **known)

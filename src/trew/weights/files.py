@@ -61,6 +61,7 @@ class PublishedFiles(FolderPublisher):
                 {"format": FORMAT, "version": policy.version, "files": files, "tensors": known, "canary": told}
             ).encode()
             (folder / "manifest.json").write_bytes(text)
+        # Servers get this digest with the update: it vouches for the manifest, and the manifest for every file.
         digest = hashlib.sha256(text).hexdigest()
         return Files(place.folder, name_of(policy.version), digest), canary
 
@@ -96,6 +97,7 @@ def _size_and_digest(path: Path, part: Mapping[str, Tensor]) -> dict[str, Any]:
     """Of a file that was written with these tensors. Their bytes are hashed in memory, which saves reading the file:
     one that has others does not pass when a server verifies it."""
     with path.open("rb") as file:
+        # A safetensors file: 8 bytes with the length of the header, the header as JSON, then the tensors by offset.
         size = file.read(8)
         header = file.read(int.from_bytes(size, "little"))
     digest = hashlib.sha256(size + header)
@@ -111,9 +113,12 @@ def _shards(tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> Iterat
     memory: set[int] = set()
     size = 0
     for name, tensor in tensors:
+        # The live weight itself where device, dtype and layout are right already: weights must not change before the
+        # digest of the file is known.
         made = tensor.detach().to("cpu", published_dtype(tensor, dtype)).contiguous()
         if made.data_ptr() in memory:  # a file cannot hold tensors that share memory
             made = made.clone()
+        # ``part and``: a tensor that is larger than SHARD_BYTES gets a file to itself, and no empty one before it.
         if part and size + made.nbytes > SHARD_BYTES:
             yield part
             part, memory, size = {}, set(), 0

@@ -34,18 +34,22 @@ def new_version(place: WeightFolder, version: int, size: int) -> Iterator[Path]:
     """A folder to write a version of ``size`` bytes into, which is renamed to its number at the end of the block;
     older versions are removed meanwhile. Raises StorageError if it cannot be written; nothing of it stays then."""
     root, name = place.folder, name_of(version)
+    # Not a number, so that nobody takes it for a version.
     work = root / f".partial-{name}"
     try:
         with ThreadPoolExecutor(1, thread_name_prefix="trew-old") as threads:
             removed = threads.submit(_remove_old, root)
+            # Old versions go while the new one is written, and are waited for only where room is short without that.
             if shutil.disk_usage(root).free < size + HEADERS:
                 removed.result()
             _require_room(root, size, version=version)
             shutil.rmtree(work, ignore_errors=True)
             work.mkdir()
             yield work
+        # In shared memory there is no disk to wait for.
         if place.shared:
             _to_disk(work)
+        # rename() does not replace a folder that has files.
         shutil.rmtree(root / name, ignore_errors=True)
         work.rename(root / name)
     except (OSError, SafetensorError) as error:
@@ -59,6 +63,7 @@ def new_version(place: WeightFolder, version: int, size: int) -> Iterator[Path]:
 
 def _remove_old(root: Path) -> None:
     versions = sorted(path for path in root.iterdir() if path.name.isdecimal())
+    # The version that is being written is one of KEPT.
     for path in versions[: -(KEPT - 1)]:
         shutil.rmtree(path, ignore_errors=True)
 

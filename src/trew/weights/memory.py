@@ -47,6 +47,7 @@ class PublishedOnGpu(Publisher):
     def close(self) -> None:
         """Gives up the version; its memory is free once servers have let go of it."""
         super().close()
+        # Looks for blocks that servers have closed already, and frees them now.
         torch.cuda.ipc_collect()
 
     def _take(self, policy: Policy, engine: VllmEngine) -> tuple[OnGpu, Canary]:

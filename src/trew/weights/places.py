@@ -28,6 +28,7 @@ class WeightFolder:
 
     def close(self) -> None:
         """Removes the folder."""
+        # With a lock the parent is this process's own folder in shared memory; without one it is the run's.
         shutil.rmtree(self.folder if self._lock is None else self.folder.parent, ignore_errors=True)
         if self._lock is not None:
             self._lock.release()
@@ -78,6 +79,7 @@ def _in_memory(memory: Path) -> WeightFolder:
         _remove_abandoned(left)
     # It gets its name once it is locked: another process that starts now must not take it for abandoned.
     work = Path(tempfile.mkdtemp(prefix=f".{PREFIX}", dir=memory))  # for this user alone
+    # thread_local=False: whichever thread closes the folder releases the lock that this one takes.
     lock = FileLock(work / "lock", thread_local=False)
     lock.acquire(blocking=False)
     folder = memory / work.name.removeprefix(".")
@@ -89,6 +91,7 @@ def _in_memory(memory: Path) -> WeightFolder:
 def _remove_abandoned(folder: Path) -> None:
     with contextlib.suppress(OSError, Timeout):  # another user's, or in use
         lock = FileLock(folder / "lock", thread_local=False)
+        # The system releases the lock of a process that dies: one that can be taken has no owner.
         lock.acquire(blocking=False)
         shutil.rmtree(folder, ignore_errors=True)
         lock.release()

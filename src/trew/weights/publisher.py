@@ -63,6 +63,7 @@ class FolderPublisher(Publisher):
     def __init__(self, *, dtype: str, size: int, vocabulary: int, positions: int | None) -> None:
         super().__init__(dtype=dtype, vocabulary=vocabulary, positions=positions)
         self.size = size
+        # None before the first version: where the servers run is known only from the engine.
         self._place: WeightFolder | None = None
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ class PublishedAlone:
 
     def publish(self, policy: Policy, engine: Engine) -> None:
         """As :meth:`.Publisher.publish`; ``engine`` is a view of the shared one."""
+        # Before the lock is taken: callers go on while the weights are copied.
         published = self._weights.write(policy, self._shared.engine)
         with self._shared.alone() as own:
             own.update(published)

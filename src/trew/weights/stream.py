@@ -23,5 +23,6 @@ class PublishedStream(Publisher):
 
     def _take(self, policy: Policy, engine: VllmEngine) -> tuple[Stream, Canary]:
         dtype = getattr(torch, self.dtype)
+        # A copy: a server that restarts later gets this version, however far the policy has moved.
         filled = tuple(fill(policy.weights(), lambda tensor: published_dtype(tensor, dtype)))
         return Stream(policy.version, filled, self.device), self._canary(policy)
