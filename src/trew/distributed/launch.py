@@ -40,6 +40,7 @@ def launcher(config: Config) -> Literal["", "torchrun", "ray"]:
                 "this rank; set cluster.launcher = 'torchrun', or run trew train once, without torchrun"
             )
         return ""
+    # 0 learners mean one for each GPU, which may be several.
     some = cluster.learner != 1 or cluster.servers > 0
     # Servers that take turns with ranks must be on the same node, of which Ray makes no promise.
     on_cluster = bool(os.environ.get(ADDRESS)) and some and not cluster.colocate
@@ -118,6 +119,7 @@ def launch(config: Config, arguments: Sequence[str], tell: Callable[[str], None]
     work = Path(tempfile.mkdtemp(prefix="trew-ranks-"))
     # Each rank gets its share of the cores; torch would give every one of them all.
     threads = str(config.threads or max(1, len(os.sched_getaffinity(0)) // size))
+    # Port 0 lets the agent take a free one: runs beside each other must not meet. Rank 0 prints here, others to files.
     settings = LaunchConfig(
         min_nodes=1, max_nodes=1, nproc_per_node=size, run_id=work.name, rdzv_backend="c10d",
         rdzv_endpoint="localhost:0", max_restarts=config.cluster.restarts, monitor_interval=0.1,
@@ -127,18 +129,22 @@ def launch(config: Config, arguments: Sequence[str], tell: Callable[[str], None]
         signals_to_handle=",".join(["SIGTERM", "SIGINT", "SIGHUP", *config.stop.signals]),
         **_patience(LaunchConfig, int(config.stop.grace_s) + SAVE_S),
     )  # fmt: skip
+    # The agent's children inherit the environment of this process, which is restored afterwards.
     given = {"OMP_NUM_THREADS": threads, FOLDER: str(work)}
     before = {name: os.environ.get(name) for name in given}
     os.environ.update(given)
     try:
         with Watch(work, config.cluster.hang_s, tell):
             elastic_launch(settings, sys.executable)("-m", "trew", *arguments)
+        # All ranks ended with 0, and rank 0 leaves an outcome when a run ends: without one, something is wrong.
         return _code(work, 1)
     except ChildFailedError as error:
+        # A rank that died after the run had decided to end is no failure of the run.
         if (code := outcome_of(work)) is not None:
             return code
         raise RankError(_death(error, work / "logs", config)) from None
     except SignalException as error:
+        # Asked to stop: rank 0's code if it could still save, otherwise what a shell shows for the signal.
         return _code(work, 128 + error.sigval)
     finally:
         for name, value in before.items():
@@ -217,6 +223,8 @@ def leading(place: Place) -> Iterator[Orders | None]:
                 orders.check()
             # Anything else is a death: the ranks are started again, or the run is resumed by hand.
             if decided(error):
+                # The outcome first: the agent restarts ranks that end badly after it, and they must see that it is
+                # over.
                 _leave(getattr(error, "exit_code", 1))
                 _dismiss(orders)
             raise
@@ -230,6 +238,7 @@ def decided(error: BaseException) -> bool:
 
 
 def _dismiss(orders: Orders | None) -> None:
+    # Amid an update the others take no order; they end when the connections of this process close.
     if orders is not None and orders.heard:
         orders.give("end")
         orders.ranks.close()
@@ -248,6 +257,7 @@ def launched() -> bool:
 def _leave(code: int) -> None:
     if launched():
         path = Path(os.environ[FOLDER]) / OUTCOME
+        # Whole or not at all: the launcher, or a rank that is started again, may look at any time.
         path.with_suffix(".tmp").write_text(json.dumps({"code": code}))
         path.with_suffix(".tmp").rename(path)
 

@@ -37,6 +37,7 @@ class Orders:
             self.ranks.pulse.idle()
 
     def take(self) -> dict[str, Any]:
+        # Waiting for an order may take any time: rank 0 may generate, score or evaluate.
         self.ranks.pulse.idle()
         order = codec.decode(self.ranks.broadcast(None))
         self.ranks.pulse.busy()
@@ -90,6 +91,7 @@ class DealtEngine:
         if taken := [r.id for r in requests if r.id in self._elsewhere]:
             raise EngineError(f"request {taken[0]!r}: its id belongs to an unfinished request")
         self._own.submit(requests)  # checks them all; what other ranks generate is taken out again
+        # During a round the other ranks take no order: what comes then stays on this rank.
         if self._open is None:
             self._queued += requests
         else:
@@ -100,6 +102,7 @@ class DealtEngine:
         try:
             if self._queued:
                 self._begin()
+            # Own requests first: receiving blocks until another rank has finished its whole share.
             reports = self._own.poll(timeout_s)
             self._here -= {report.id for report in reports}
             if not reports and self._waiting:
@@ -107,6 +110,7 @@ class DealtEngine:
             # Ranks without a share, in rounds of few prompts, send an answer too. Nobody may poll again.
             while self._waiting and not self._here and not self._elsewhere:
                 self._collect(self._waiting.pop(0))
+        # The other ranks wait until their answers are received, and take no order before.
         except BaseException:
             self._abandon()
             raise
@@ -136,12 +140,14 @@ class DealtEngine:
         self._round += 1
         requests = [dataclasses.replace(r, prompt=bare(r.prompt)) for share in shares[1:] for r in share]
         counts = [len(share) for share in shares[1:]]
+        # The order before the gathering of weights (``held``), in which all ranks take part.
         self._orders.give("generate", round=self._round, version=self.version, requests=requests, counts=counts)
         others = [r.id for share in shares[1:] for r in share]
         self._own.cancel(others)
         self._queued, self._elsewhere = [], set(others)
         self._here = {r.id for r in shares[0]}
         self._waiting = list(range(1, self._ranks.size))
+        # give() took this rank for one that waits, but now it computes.
         self._ranks.pulse.busy()
         self._open = self._held()
         self._open.__enter__()
@@ -152,6 +158,7 @@ class DealtEngine:
             raise NumericsError.from_json(found["numerics"])
         if "error" in found:
             raise EngineError(f"rank {rank}: {found['error']}")
+        # Others were cancelled in the meantime.
         reports = [report for report in found["reports"] if report.id in self._elsewhere]
         self._elsewhere -= {report.id for report in reports}
         if not self._waiting and self._elsewhere:
@@ -164,6 +171,7 @@ class DealtEngine:
         if self._waiting:
             self._ranks.abandon(self._round)
             while self._waiting:
+                # Received to be dropped: the other rank is stuck in its sending until then.
                 self._ranks.receive(self._waiting.pop(0))
         self._end()
 
@@ -190,8 +198,10 @@ def _shares(requests: list[Request], size: int) -> list[list[Request]]:
 
 def generate_share(engine: Engine, ranks: Ranks, order: dict[str, Any], held: Held) -> None:
     """Generates another rank's share of a round, and sends it to rank 0."""
+    # Rank 0 keeps its own share: requests and counts begin with those of rank 1.
     start = sum(order["counts"][: ranks.rank - 1])
     mine: list[Request] = order["requests"][start : start + order["counts"][ranks.rank - 1]]
+    # An error is sent, not raised: rank 0 waits for this rank's answer, and decides for all.
     found: dict[str, Any]
     try:
         with held():
@@ -234,6 +244,7 @@ class BroadcastRollouts:
         try:
             found = self.source.next(step)
         except NumericsError as error:
+            # The others have begun this step, and wait for its rollouts.
             self._orders.give("numerics", error=error.to_json())
             raise
         self._orders.give("rollouts", step=step, rollouts=bare_rollouts(found))

@@ -31,11 +31,13 @@ class Pulse:
     def busy(self) -> None:
         """From now on this rank must make progress."""
         if self._file is not None:
+            # The pid is what the watch sends its signals to.
             self._file.write_text(str(os.getpid()))
             self._last = time.monotonic()
 
     def beat(self) -> None:
         """Progress."""
+        # Once a second at most: beats come with every pack and every poll of an engine.
         if self._file is not None and time.monotonic() - self._last > 1:
             self._last = time.monotonic()
             with contextlib.suppress(FileNotFoundError):  # not busy
@@ -71,8 +73,10 @@ class Watch:
 
     def _age(self, pulse: Path) -> float:
         try:
+            # The wall clock, as files have it; the folder is on this node, so that both times are of one clock.
             return time.time() - pulse.stat().st_mtime
         except OSError:
+            # Gone since the folder was listed: the rank has become idle.
             return 0.0
 
     def _end(self, stale: list[Path]) -> None:
@@ -86,8 +90,10 @@ class Watch:
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signum)
+            # SIGABRT first, which prints the stacks; the wait lets that finish before the kill.
             self._closed.wait(STACKS_S)
         for pulse in stale:
+            # Its pid may be given to another process, which must not be killed for it.
             pulse.unlink(missing_ok=True)
 
 

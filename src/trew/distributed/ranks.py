@@ -71,6 +71,7 @@ class Ranks:
         self.place, self.device = place, torch.device(device)
         self.pulse = Pulse(place.rank)
         backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
+        # Before the group is made: what is done without a device's name must not land on GPU 0.
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         limit, self._wait = timedelta(seconds=join_s), timedelta(seconds=wait_s)
@@ -86,6 +87,7 @@ class Ranks:
                 f"start, died, or cannot be reached at {meeting}. "
                 f"Look at what each rank printed, and start all of them again ({str(error).splitlines()[0][:200]})"
             ) from None
+        # Joined: from here on the limit is that of an operation.
         _set_pg_timeout(self._wait)
 
     @property
@@ -102,6 +104,7 @@ class Ranks:
     def sum_(self, tensors: Sequence[Tensor]) -> None:
         """Sums in buckets of one dtype and device, so that many small tensors take few messages."""
         for bucket in _buckets(tensors):
+            # A tensor alone is summed where it is, without a second copy of it.
             if len(bucket) == 1 and bucket[0].is_contiguous():
                 dist.all_reduce(bucket[0])
                 continue
@@ -111,6 +114,7 @@ class Ranks:
                 tensor.copy_(part.view_as(tensor))
 
     def gather(self, value: Any) -> list[Any]:
+        # bytearray: frombuffer warns of bytes, since they are not writable.
         own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
         dist.all_gather(sizes, torch.tensor([len(own)]))
@@ -124,6 +128,7 @@ class Ranks:
 
     def broadcast(self, data: bytes | None) -> bytes:
         """The bytes that rank 0 gives, on all ranks; the others give None."""
+        # The length first, which the others do not know. frombuffer refuses empty data.
         size = torch.tensor([len(data) if data is not None else 0])
         dist.broadcast(size, 0)
         buffer = torch.empty(int(size), dtype=torch.uint8)
@@ -160,6 +165,7 @@ class Ranks:
     def abandon(self, round: int) -> None:
         """Asks the others to give up a round of generation; they look between passes of the model (:meth:`abandoned`),
         where no collective operation could reach them."""
+        # A key for each round: none is ever deleted, and the next round must not see this one's.
         self._store.set(f"abandoned/{round}", "1")
 
     def abandoned(self, round: int) -> bool:
@@ -187,6 +193,7 @@ def telling_of_lost_ranks() -> Iterator[None]:
         raise
 
 
+# What backends say of a lost connection; every other RuntimeError is an error of the computation.
 _BROKEN = re.compile(r"gloo|[Cc]onnection (closed|reset|refused)|Broken pipe|Timed out waiting")
 
 
@@ -196,6 +203,7 @@ def _buckets(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
     kind, size = None, 0
     for tensor in tensors:
         bytes_ = tensor.numel() * tensor.element_size()
+        # By order, sizes and dtypes alone, which are equal on all ranks: each of them sums the same buckets.
         if (tensor.dtype, tensor.device) != kind or size + bytes_ > BUCKET:
             buckets.append([])
             kind, size = (tensor.dtype, tensor.device), 0

@@ -53,6 +53,7 @@ class Board:
 
     def begin(self) -> int:
         """Notes that rank 0 begins; returns how often it had begun before."""
+        # Rank 0 alone counts up, so that no other process can take the same number.
         number = self.begun
         self._write(f"begun-{number}", "")
         return number
@@ -69,10 +70,12 @@ class Board:
     @property
     def waiting(self) -> bool:
         """Whether no ranks run: they were not started yet, or not again."""
+        # A start leaves one file, and its end another: as many of both means that nothing runs.
         return self.begun <= len(list(self.folder.glob("failed-*")))
 
     def died(self, start: int, death: Death) -> None:
         """Notes how a rank died, unless another one of the same start died before: that one has the cause."""
+        # "x": of several ranks of a start that report, the first one wins.
         with contextlib.suppress(FileExistsError), open(self.folder / f"death-{start}.json", "x") as file:
             json.dump(asdict(death), file)
 
@@ -124,6 +127,7 @@ class Board:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _write(self, name: str, text: str) -> None:
+        # Whole or not at all: other nodes read at any time.
         aside = self.folder / f".{name}-{os.getpid()}"
         aside.write_text(text)
         aside.rename(self.folder / name)

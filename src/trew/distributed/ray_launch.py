@@ -61,6 +61,7 @@ def _check_shared(module: Any, board: Board, config: Config) -> None:
     """Raises ConfigError where a node that may get a rank does not see the run folder, or this working directory."""
     kind = "GPU" if uses_gpus(config, nodes(module)) else "CPU"
     strategies = module.util.scheduling_strategies
+    # All nodes at once. num_cpus=0: one that is full must answer too; soft=False: no other may answer for it.
     asked = {
         node["NodeManagerHostname"]: module.remote(_sees)
         .options(num_cpus=0, scheduling_strategy=strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False))
@@ -109,6 +110,7 @@ class _Launch:
             asked: Interrupted | None = None
             while not fit.done.is_set():
                 try:
+                    # anywhere() raises while there is a request: once that is met, waiting goes on without it.
                     with interrupts.anywhere() if asked is None else contextlib.nullcontext():
                         fit.done.wait(LOOK_S)
                 except Interrupted as error:
@@ -126,6 +128,7 @@ class _Launch:
     def _look(self) -> None:
         self._shown.copy()
         if not self.board.waiting:
+            # Ranks run; should they die, the time without a place counts from here.
             self._since, self._told = time.monotonic(), False
             return
         waited, limit = time.monotonic() - self._since, self.config.cluster.resources_timeout_s
@@ -233,6 +236,7 @@ def _rendezvous(torch: Any) -> Any:
     class Rendezvous(torch.TorchConfig):
         @property
         def train_func_context(self) -> Any:
+            # Ray's own would select the worker's CUDA device, and that GPU belongs to the rank.
             return contextlib.nullcontext
 
     return Rendezvous(backend="gloo")

@@ -59,6 +59,7 @@ def run(table: dict[str, Any]) -> None:
     board, place = Board(Path(order.board), order.mark), _place()
     if not board.seen():
         raise RankError(f"node {os.uname().nodename} does not see {board.folder}: {NOT_SHARED}")
+    # All ranks take part, also where the run is over.
     start, local_sizes = _agree(place, board)
     if board.code is not None or board.stopping:
         return  # started again although the run had ended by its own decision
@@ -116,8 +117,10 @@ def _run(order: Order, place: Place, board: Board, start: int, log: BinaryIO) ->
         code = outcome_of(work)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+    # The outcome, which rank 0 alone leaves, and not the status says that the run has decided to end.
     if code is not None and place.rank == 0:
         board.end(code)
+    # A rank that fails after that is no death.
     elif status and board.code is None:
         death = Death(place.rank, os.uname().nodename, _how(status), _last_lines(board.log(start, place.rank)))
         board.died(start, death)
@@ -131,6 +134,7 @@ def _watched(order: Order, place: Place, board: Board, start: int, log: BinaryIO
         log.write(f"trew: {text}\n".encode())
         log.flush()
 
+    # The grace covers the end of a step and a checkpoint: a stop must cut off neither.
     program = GuardedProgram(
         [sys.executable, "-m", "trew", *order.arguments], output=log, folder=Path(order.folder),
         environment=environment(order, place, start, work), grace_s=order.grace_s + SAVE_S,
@@ -155,12 +159,14 @@ class _Ending:
 def environment(order: Order, place: Place, start: int, work: Path) -> dict[str, str]:
     """The environment of a rank: the worker's, without what makes it Ray's, with what torchrun's agent would set."""
     kept = {name: value for name, value in os.environ.items() if not _OF_WORKERS.fullmatch(name)}
+    # A rank takes the GPU whose number is its local rank (:func:`.launch.own_device`): here that Ray gave this worker.
     if ids := kept.get("CUDA_VISIBLE_DEVICES"):
         kept["CUDA_VISIBLE_DEVICES"] = ",".join(own_first(ids.split(","), _own_gpu(), place.local_rank))
     return {
         **kept, **order.variables,
         "OMP_NUM_THREADS": str(order.threads), "PYTHONUNBUFFERED": "1",
         FOLDER: str(work), ray_cluster.INSIDE: order.address, ray_cluster.ADDRESS: order.address,
+        # The rank connects to the store of Ray Train's group instead of opening one at the same address.
         "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": str(start),
     }  # fmt: skip
 

@@ -21,6 +21,7 @@ def mesh(place: Place, device: str, how: str) -> DeviceMesh:
     """The ranks as a mesh: ``fsdp`` shards over all of them, ``hsdp`` inside each node, with replicas across nodes."""
     kind = torch.device(device).type
     if how == "hsdp":
+        # (nodes, ranks of a node): those of a node have consecutive numbers, so that each row of the mesh is a node.
         return init_device_mesh(kind, (place.nodes, place.local_size), mesh_dim_names=("replicate", "shard"))
     return init_device_mesh(kind, (place.size,), mesh_dim_names=("shard",))
 
@@ -61,11 +62,13 @@ def distribute(model: Any, source: Mapping[str, Tensor] | None, ranks: Ranks) ->
     """Gives all ranks their rows of the weights that rank 0 has loaded: ``source``, its :func:`tensors_of` from before
     it was sharded; None on the others. All ranks call this together."""
     for name, target in tensors_of(model).items():
+        # One tensor at a time: beside its shards, no device holds more than one whole weight.
         if source is not None:
             whole = source[name].detach().to(ranks.device).contiguous()
         else:
             whole = torch.empty(target.shape, dtype=target.dtype, device=ranks.device)
         ranks.broadcast_(whole)
+        # Rank 0 had the weights before the model was sharded, and so has its rows already.
         if source is None:
             copy_into(target, whole)
 
@@ -74,8 +77,10 @@ def distribute(model: Any, source: Mapping[str, Tensor] | None, ranks: Ranks) ->
 def gathered(model: Any) -> Iterator[None]:
     """Holds all weights whole on every rank, for passes that ranks run on their own. All ranks must enter together, and
     weights must not change inside."""
+    # The root is the first.
     modules = list(_sharded(model))
     for module in modules:
+        # Otherwise the first pass inside the block would give up what is gathered here.
         module.set_reshard_after_forward(False, recurse=False)
         module.unshard()
     try:
