@@ -125,6 +125,7 @@ class Turn:
             values = getattr(self, name)
             if values is not None and len(values) != count:
                 raise ValueError(f"turn: {len(values)} {name} for {count} tokens")
+        # Each span begins where the one before it ends: the first at 0, the last ends at T.
         bounds = [0, *(span.end for span in self.versions)]
         if [span.start for span in self.versions] != bounds[:-1] or bounds[-1] != count:
             raise ValueError(f"turn: versions {self.versions} do not cover its {count} tokens in order")
@@ -228,11 +229,13 @@ class Rollout:
     @property
     def turn_ends(self) -> tuple[int, ...]:
         """For each turn, the number of ``token_ids`` up to and including its last one."""
+        # The first context is the prompt, which ``token_ids`` lacks.
         lengths = [len(turn.context_ids) + len(turn.token_ids) for turn in self.turns]
         return tuple(np.cumsum([lengths[0] - len(self.prompt_ids), *lengths[1:]]).tolist())
 
     def _join(self, parts: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
         """Concatenates the (context, answer) arrays of all turns, without the first context."""
+        # Most rollouts have one turn: its own array, without a copy.
         if len(parts) == 1:
             return parts[0][1]
         return np.concatenate([array for pair in parts for array in pair][1:])
@@ -263,6 +266,7 @@ def single_turn(
     finish_reason: FinishReason,
 ) -> Rollout:
     """A rollout with a single answer, sampled from the weights of ``version`` throughout."""
+    # No span without a token: an empty one would give a rollout in which nothing was sampled a version.
     spans = (Span(version, 0, len(token_ids)),) if len(token_ids) else ()
     turn = Turn(prompt_ids, token_ids, logprobs, policy_logprobs, entropies, spans, text, finish_reason)
     return Rollout((turn,), status="truncated" if finish_reason == "length" else "finished")

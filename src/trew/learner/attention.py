@@ -64,6 +64,7 @@ def plan(segments: Sequence[Segment], *, device: torch.device | str = "cpu") -> 
     """
     buckets: dict[tuple[int, int], list[Segment]] = {}
     for s in segments:
+        # (-1).bit_length() is 1: a segment without a prefix shares its bucket with prefixes of 2 tokens.
         buckets.setdefault(((s.length - 1).bit_length(), (s.prefix_length - 1).bit_length()), []).append(s)
     blocks = []
     places = np.empty(sum(s.length for s in segments), dtype=np.int64)

@@ -269,6 +269,7 @@ class AutogradRunner(TokenValues):
             "its layers run as they are", subject=accelerator.what, remedy=f"learner.{accelerator.key} = false",
             candidate=self._like(share_prompts=shared, fused=self._head is not None, accelerator=accelerator),
         )  # fmt: skip
+        # Its errors come as they are, so that compare() takes them for a mismatch.
         accelerator.trial = True
         try:
             same = choice.compare(

@@ -65,6 +65,7 @@ def failing_together(parallel: Parallel) -> Iterator[None]:
         yield
     except NumericsError as error:
         own = error
+    # All ranks gather, with or without an error: nobody knows of another's before.
     found = parallel.gather(own and own.to_json())
     if own is not None:
         raise own

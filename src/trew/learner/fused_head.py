@@ -109,6 +109,7 @@ class FusedHead:
                 z = self._products(h)
                 normaliser, entropy = self._normalise(z, entropies)
                 logprobs = z[inverse, tokens[part]] - normaliser[inverse]
+                # (n,) by token, while z is (R, V) by row.
                 c, s = rule(part, logprobs, None if entropy is None else entropy[inverse])
                 self._differentiate(z, (inverse, tokens[part]), c, s, normaliser, entropy)
                 # Added, not assigned: a row may be read from several chunks.
@@ -180,6 +181,7 @@ class FusedHead:
         # The cap's derivative is 1 - tanh^2 with tanh = z tau / cap. The tokens' own terms are read from z before it is
         # overwritten, and added afterwards.
         own = c * (1 - (z[at] * (self.temperature / self.cap)) ** 2) if self.cap else c
+        # (n,) -> (R,): the tokens of a row share its -p.
         weight = torch.zeros_like(normaliser).index_add_(0, at[0], c)
         slope = None if s is None else torch.zeros_like(normaliser).index_add_(0, at[0], s / self.temperature)
         self._slope(z, normaliser, entropy, weight=weight, slope=slope)

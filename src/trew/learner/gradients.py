@@ -18,6 +18,7 @@ def sum_over(parameters: Iterable[torch.nn.Parameter], parallel: Parallel) -> No
     if parallel.size == 1:
         return  # a parameter without a gradient keeps None, and AdamW skips it
     parameters = list(parameters)
+    # Ranks sum tensor by tensor, in order: one that is missing here would shift all that follow.
     for p in parameters:
         if p.grad is None:
             p.grad = torch.zeros_like(p)

@@ -81,6 +81,7 @@ def token_logprobs_and_score_norms(
     normaliser = _log_normaliser(logits, temperature)
     norms = torch.empty(len(tokens), dtype=torch.float32, device=logits.device)
     for part in _chunks(logits):
+        # Chunks are of rows, results of tokens: those that read a row of this chunk.
         here = ((rows >= part.start) & (rows < part.stop)).nonzero().squeeze(1)
         log_p = _scaled(logits[part], temperature) - normaliser[part, None]
         norms[here] = score_norms(log_p, rows=rows[here] - part.start, tokens=tokens[here])
@@ -151,6 +152,7 @@ class _TokenLogprobsAndEntropies(torch.autograd.Function):
     def backward(ctx, grad, grad_entropy):
         logits, rows, tokens, normaliser, entropy = ctx.saved_tensors
         scaled = grad / ctx.temperature
+        # (n,) -> (K,): the derivatives by log-prob and by entropy, summed over the tokens that read a row.
         weight = torch.zeros_like(normaliser).index_add_(0, rows, scaled)
         slope = torch.zeros_like(normaliser).index_add_(0, rows, grad_entropy / ctx.temperature)
         offset = weight + slope * entropy

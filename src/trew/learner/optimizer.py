@@ -178,6 +178,7 @@ class Watched:
     @staticmethod
     def before(parameters: Iterable[torch.nn.Parameter]) -> Watched:
         given = tuple(p for p in parameters if p.grad is not None)
+        # A weight without gradient may rightly stand still.
         grads = tuple(_some(p.grad) != 0 for p in given if p.grad is not None)
         return Watched(given, tuple(_some(p).clone() for p in given), grads)
 
@@ -270,5 +271,6 @@ def _loaded(state: dict[str, Any], found: Mapping[str, Tensor | Rows], *, name: 
         if moment in ours:
             copy_into(ours[moment], found[moment])
         else:
+            # The step of bitsandbytes, a Python number.
             state[moment] = int(whole(found[moment]))
     return state

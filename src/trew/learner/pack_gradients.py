@@ -38,6 +38,7 @@ class PackGradients:
         """Runs one pack; ``beside`` are those that all ranks run in the same round, this one among them."""
         callback = self._callback(pack)
         lengths = None
+        # Otherwise the log-probs of the whole step gave the coefficients, and ``ran`` lists its samples.
         if callback.coefficients is None:
             self.done.ran += pack.samples
             if self._twice(beside):

@@ -105,6 +105,7 @@ def _smaller(
     """Up to ``count`` packs with units split anywhere, where the largest is smaller (PROMPT_AGAIN) than that of the
     packs of ``whole`` units; otherwise these."""
     largest = _largest(samples, whole)
+    # The least limit: a sequence is never split.
     single = max((_cost(samples, [i]) for unit in units for i in unit), default=0)
     parted = _smallest(lambda limit: _parted(samples, units, limit), count=count, low=single, high=largest)
     # Each split repeats a prompt, so that even the highest limit may give too many.
@@ -121,6 +122,7 @@ def _parted(samples: Sequence[TrainingSample], units: Sequence[list[int]], limit
     packs: list[list[list[int]]] = []
     size = limit
     for unit in units:
+        # ``part`` has the unit's samples in the open pack; None: its prompt is not in there yet, and costs tokens too.
         prompt, part = len(samples[unit[0]].prompt_ids), None
         for i in unit:
             fed = len(samples[i].token_ids) - 1
@@ -199,6 +201,7 @@ def _units(samples: Sequence[TrainingSample], *, budget: int, among: Sequence[in
         size = prompt = len(samples[members[0]].prompt_ids)
         for i in members:
             fed = len(samples[i].token_ids) - 1
+            # ``unit and``: a completion beyond the budget is a unit of its own, without an empty one before it.
             if unit and size + fed > budget:
                 yield unit
                 unit, size = [], prompt
@@ -295,6 +298,7 @@ def _pack_padded(samples: Sequence[TrainingSample], members: Sequence[int]) -> P
     # columns where any row predicts a token.
     columns = np.unique(np.concatenate([samples[i].predicted for i in members]))
     shape = (len(members), prompt + longest - 1)
+    # Padding is token 0: any token that the model knows would do, since the mask hides it.
     ids, mask = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=bool)
     read_rows = []
     for row, i in enumerate(members):

@@ -43,6 +43,7 @@ class ShardedRunner(AutogradRunner):
             with self._gathered_head().working() as head:
                 return head.values(hidden, **given, beside=beside)
 
+        # The head runs inside the registered method, too: its weight is whole only there.
         with self._prepared(pack):
             return getattr(self.model, _METHOD)(lambda: values(self._run(pack)))
 
@@ -66,6 +67,7 @@ class ShardedRunner(AutogradRunner):
             raise finishing.error
 
     def idle(self, *, gradient: bool) -> None:
+        # The same collective operations as for a real pack; with slopes of 0, nothing is added to the gradient.
         pack = _one_token()
         if gradient:
             self.accumulate(pack, lambda part, logprobs, entropies: (torch.zeros_like(logprobs), None))
@@ -105,6 +107,7 @@ class _Finishing:
                 return self.rule(part, logprobs, entropies)
             except NumericsError as error:
                 self.error = error
+        # The step is lost: zeros let the rest of the pass run, whose collective operations the others wait for.
         return torch.zeros_like(logprobs), None if entropies is None else torch.zeros_like(logprobs)
 
 
@@ -123,6 +126,7 @@ class _HeadLoss(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
+        # ``grad`` is 1, since nothing stands between this loss and its backward().
         return (*ctx.saved_tensors, None, None, None)
 
 

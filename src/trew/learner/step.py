@@ -198,10 +198,12 @@ class Learner:
         """
         assert len(samples) == len(batch.group_ids)
         assert sum(len(s.token_ids) for s in samples) == len(batch.mask)
+        # Not prepared: the samples are a whole step. In training a step's minibatches come prepared.
         if batch.token_weights is None:
             batch = self.objective.prepare(batch)
         done = Accumulated(samples, batch, members(samples, batch, self.objective.has_gradient(batch)))
         if progress is not None:
+            # Silent samples count as finished at once.
             progress(len(samples) - len(done.active))
         if done.active:
             with self._cleared_on_failure():
@@ -299,6 +301,7 @@ class Learner:
         samples, batch = done.samples, done.batch
         counted = members(samples, batch, batch.mask)
         at = TokenPositions.of(samples).of_samples(counted)
+        # (N,), 0 for samples without a loss token: the mask keeps the rule from reading those.
         logprobs = torch.zeros(len(batch.mask), dtype=torch.float32)
         logprobs[at] = self.logprobs([samples[i] for i in counted])
         out = objective.loss(batch.replace(logprobs=logprobs.to(batch.mask.device)))
@@ -355,6 +358,7 @@ class Learner:
             differences.append("base: the adapters of the checkpoint belong to other frozen weights than those here")
         check_stored(stored, tensors, differences)
         self.before_update()
+        # What was made from the weights that are about to be overwritten.
         self._runner.release()
         # Moments first: they may still be refused, and must be before a weight is overwritten.
         load_moments(self._optimizer, self._parameters, tensors)

@@ -29,6 +29,7 @@ def with_value_head(model: PreTrainedModel, *, std: float = 0.0, seed: int = 0) 
     assert isinstance(embedding, Tensor)
     width = model.config.get_text_config().hidden_size
     head = nn.Linear(width, 1, bias=False, device=embedding.device, dtype=torch.float32)
+    # On the CPU: a seed gives the same critic on every device.
     noise = torch.randn(1, width, generator=torch.Generator().manual_seed(seed))
     with torch.no_grad():
         head.weight.copy_(noise * std / math.sqrt(width))
@@ -46,6 +47,7 @@ def with_score_as_value(scorer: PreTrainedModel) -> PreTrainedModel:
             f"{type(scorer).__name__}: its score is not one product with the hidden state, which a critic's value is; "
             "give a reward model of trew train-reward, or a language model"
         )
+    # A shell without memory: its body and its head are replaced below.
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(scorer.config)
     setattr(model, model.base_model_prefix, scorer.base_model)
@@ -86,6 +88,7 @@ class ValueRunner(AutogradRunner):
         return made
 
     def _like(self, **changes: Any) -> AutogradRunner:
+        # Always with a fused head: without one, running() would give the outputs of the head instead of hidden states.
         made = super()._like(**{"fused": True, **changes})
         assert isinstance(made, ValueRunner)
         made._probing = True
