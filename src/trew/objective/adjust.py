@@ -55,6 +55,7 @@ class EntropyAdvantage(Adjust):
 
     def __call__(self, advantages: Tensor, *, batch: TokenBatch) -> Tensor:
         assert batch.entropies is not None
+        # Where an entropy bonus trains them they have a gradient, which must not flow through advantages.
         bonus = self.alpha * batch.entropies.detach().to(advantages.dtype)
         return advantages + torch.minimum(bonus, advantages.abs() / self.kappa)
 

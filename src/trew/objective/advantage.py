@@ -53,6 +53,7 @@ def pass_at_k(rewards: Float[Tensor, "S"], *, group_ids: Int[Tensor, "S"], k: in
     miss = all_wrong(wrong, n, k)  # 1 - Rbar
     s = (miss * (1 - miss)).sqrt()
     right = miss / s
+    # Meaningless in a group without a wrong answer (wrong - 1 = -1), where nobody reads it.
     bad = (miss - all_wrong(wrong - 1, n - 1, k - 1)) / s
     advantage = torch.where(rewards > 0, right[ids], bad[ids])
     # s = 0 divides by 0 above, n < k by n - j = 0: torch.where drops what comes of it.
@@ -195,6 +196,7 @@ class PerReward(Advantage):
 
     def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor:
         each = z_score(self.ddof, self.std_eps)
+        # 0 for a reward that does not apply (NaN), so that it adds nothing to the sum.
         columns = torch.stack([each(column, batch=batch) for column in rewards.unbind(1)], dim=1)
         if batch.reward_weights is not None:
             # The objective appends its shaping terms (a length penalty) as columns: rewards of weight 1.

@@ -18,6 +18,7 @@ from .renamed import message
 from .segments import segment_count, segment_starts
 from .turns import Turns
 
+# What _cut() takes the chosen entries of: a field that is missing here would keep those of the whole step.
 _PER_TOKEN = ("logprobs", "mask", "sequence_ids", "advantages", "old_logprobs", "rollout_logprobs", "ref_logprobs",
              "teacher_logprobs", "entropies", "score_norms", "values", "returns", "token_weights")  # fmt: skip
 RENAMED = {"shares": "token_weights"}
@@ -195,6 +196,7 @@ class TokenBatch:
         }
         first, count = (int(sequences[0]), len(sequences)) if len(sequences) else (0, 0)
         if count and torch.equal(sequences, torch.arange(first, first + count, device=sequences.device)):
+            # One id more than there are: its start is the end of the last sequence.
             start, end = segment_starts(self.sequence_ids, size=self.size + 1)[[first, first + count]].tolist()
             ids = self.sequence_ids[start:end] - first
             return self._cut(slice(start, end), slice(first, first + count), ids).replace(**parts)
@@ -212,12 +214,14 @@ class TokenBatch:
         since their ends count the tokens of whole sequences.
         """
         ids = self.sequence_ids[tokens]
+        # Also sequences between of which no token was chosen: ids stay consecutive.
         first, last = int(ids[0]), int(ids[-1])
         return self._cut(tokens, slice(first, last + 1), ids - first).replace(step_rewards=None, turns=None)
 
     def _cut(self, tokens: slice | Tensor, sequences: slice | Tensor, sequence_ids: Int[Tensor, "M"]) -> TokenBatch:
         fields = {k: v[tokens] for k in _PER_TOKEN if (v := getattr(self, k)) is not None}
         fields |= {k: v[sequences] for k in _PER_SEQUENCE if (v := getattr(self, k)) is not None}
+        # The layout (B, T) is that of the batch that was packed, and no part's.
         return self.replace(**(fields | {"sequence_ids": sequence_ids, "padded_mask": None}))
 
     def unpack(self, values: Float[Tensor, "N"]) -> Float[Tensor, "..."]:
@@ -276,6 +280,7 @@ class TokenBatch:
         rows, width = logprobs.shape
         device = logprobs.device
         mask = padded.flags("mask", mask, (rows, width), like=logprobs)
+        # ---- per token: entries at the mask, (B, T) -> (N,)
         anchors = {"old_logprobs": old_logprobs, "rollout_logprobs": rollout_logprobs, "ref_logprobs": ref_logprobs,
                    "teacher_logprobs": teacher_logprobs}  # fmt: skip
         fields: dict[str, Any] = {k: padded.log_probabilities(k, v, mask) for k, v in anchors.items() if v is not None}
@@ -285,6 +290,7 @@ class TokenBatch:
             fields["values"] = padded.stream("values", values, mask)
         if score_norms is not None:
             fields["score_norms"] = padded.squares("score_norms", score_norms, mask)
+        # ---- what advantages are computed from
         if teacher_logprobs is None:  # with a teacher, there may be nothing else to learn from
             _refuse_without_signal(rewards, reward_weights, advantages, step_rewards)
         fields |= _signal(rewards, reward_weights, advantages, step_rewards, mask=mask, like=logprobs)
@@ -292,12 +298,15 @@ class TokenBatch:
             fields["turns"] = Turns.of(turns, states=states, mask=mask)
         elif states is not None:
             raise DataError("states: got some, but turns is None; give the turns that began in them")
+        # ---- per sequence
         fields |= _per_sequence(correct, truncated, baselines, like=logprobs)
         if not isinstance(denominators, Denominators | None):
             raise DataError(f"denominators: got {padded.kind(denominators)}, accepts trew.objective.Denominators")
+        # (B, T) of row numbers -> (N,), row by row as all streams are packed.
         sequence_ids = torch.arange(rows, device=device)[:, None].expand(rows, width)[mask]
         return cls(
             logprobs=padded.log_probabilities("logprobs", given, mask, keep_gradient=True),
+            # Tokens outside the mask are not packed: all that are here carry loss.
             mask=torch.ones(len(sequence_ids), dtype=torch.bool, device=device),
             sequence_ids=sequence_ids,
             group_ids=padded.whole("group_ids", group_ids, (rows,), like=logprobs),
@@ -326,6 +335,7 @@ def _signal(
     if advantages is not None:
         rows, width = mask.shape
         final = padded.numbers("advantages", advantages, (rows,), (rows, width), like=like)
+        # (B,) -> (B, T): a sequence's advantage is that of each of its tokens.
         final = final if final.dim() == 2 else final[:, None].expand(rows, width)
         fields["advantages"] = final.to(like.dtype)[mask]
     if step_rewards is not None:

@@ -148,6 +148,7 @@ class GradientPreservingClip(Weight):
     cap: float = 3.0
 
     def __post_init__(self) -> None:
+        # Made only to check the numbers.
         DualClip(self.eps_low, self.eps_high, self.cap)
         not_negative(beta1=self.beta1, beta2=self.beta2)
 

@@ -40,6 +40,7 @@ class Component(Protocol):
 def positive(**values: float) -> None:
     """Raises ValueError for the first of ``values`` that is not above 0."""
     for name, value in values.items():
+        # ``not``, here and below: NaN fails every comparison, and is refused so.
         if not value > 0:
             raise ValueError(f"{name}: got {value!r}, accepts a number above 0")
 

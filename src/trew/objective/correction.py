@@ -188,6 +188,7 @@ class OffPolicySequenceMask(Correction):
 
     @property
     def mismatch(self) -> bool:
+        # It judges how far the policy has moved: beside a ratio against the sampler, nothing counts twice.
         return False
 
     def __call__(self, batch: TokenBatch) -> Tensor:

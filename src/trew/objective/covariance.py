@@ -60,6 +60,7 @@ class ClipCov(Weight):
     scope: ClassVar[Scope] = "batch"
 
     def __post_init__(self) -> None:
+        # Made only to check the numbers.
         Clip(self.eps_low, self.eps_high)
         share_of(share=self.share)
         if not self.cov_low < self.cov_high:
@@ -73,6 +74,7 @@ class ClipCov(Weight):
         candidates = ((w > 0) & batch.mask & (cov > self.cov_low) & (cov < self.cov_high)).nonzero().squeeze(1)
         # Ranked by value before the draw, so that the order of sequences does not change which tokens are drawn.
         ranked = candidates[torch.argsort(cov[candidates], stable=True)]
+        # On the CPU: the same draw on every device.
         generator = torch.Generator().manual_seed(self.seed)
         drawn = torch.randperm(len(ranked), generator=generator)[: tokens_of(self.share, batch.mask)]
         w[ranked[drawn.to(ranked.device)]] = 0.0
@@ -115,6 +117,7 @@ class CovariancePenalty(Divergence):
         assert batch.advantages is not None
         cov = covariance(batch.logprobs, advantages=batch.advantages, mask=batch.mask)
         cov = torch.where(batch.mask, cov, -torch.inf)  # never among the highest
+        # tokens_of() is 1 at least, also in a step without loss tokens.
         count = min(tokens_of(self.share, batch.mask), int(batch.mask.sum()))
         picked = torch.zeros_like(batch.mask)
         picked[cov.topk(count).indices] = True

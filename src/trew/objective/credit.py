@@ -44,6 +44,7 @@ def mt_grpo_advantages(
     >>> [round(x, 4) for x in a.tolist()]
     [2.0, 1.0, -2.0, -1.0]
     """
+    # Last turns are compared with last turns; the others, below, with those of the same number. NaN takes no part.
     outcome = group_z_score(torch.where(is_last, rewards, torch.nan), group_ids=group_ids, ddof=ddof, std_eps=std_eps)
     own = group_z_score(
         torch.where(is_last, torch.nan, rewards), group_ids=subgroups(numbers, group_ids=group_ids),
@@ -69,6 +70,7 @@ class _TurnCredit(Advantage):
         assert batch.turns is not None
         turns = batch.turns
         values = self.of_turns(_turn_rewards(rewards, batch=batch, turns=turns), rewards, batch=batch, turns=turns)
+        # (M,) turns -> (N,) tokens
         return values[turns.of_tokens(batch.sequence_ids)]
 
     def of_turns(self, turn_rewards: Tensor, rewards: Tensor, *, batch: TokenBatch, turns: Turns) -> Tensor:
@@ -103,6 +105,7 @@ class EpisodeAndState(_TurnCredit):
         not_negative(omega=self.omega)
         _check_discount(self.turn_discount)
         one_of(NORMS, norm=self.norm)
+        # Made only to check the numbers.
         GroupStd(self.ddof, self.std_eps)
         if self.norm == "mean":
             for name, value, default in (("ddof", self.ddof, 1), ("std_eps", self.std_eps, 0.0)):
@@ -118,6 +121,7 @@ class EpisodeAndState(_TurnCredit):
         returns = discounted_returns(turn_rewards, sequence_ids=turns.sequence_ids, discount=self.turn_discount)
         # Anchor states, eq. 6: those of other groups are never compared, since their prompts differ.
         alike = subgroups(turns.states, group_ids=batch.group_ids[turns.sequence_ids])
+        # (S,) by episode, while returns are (M,) by turn.
         episodes = self._normalised(rewards, group_ids=batch.group_ids)
         return episodes[turns.sequence_ids] + self.omega * self._normalised(returns, group_ids=alike)
 

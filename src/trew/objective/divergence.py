@@ -23,6 +23,7 @@ ANCHORS = {"ref": "pi_ref", "rollout": "mu", "old": "pi_old"}
 
 
 def _difference(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+    # exp(-d) of k3 would overflow otherwise.
     return (logprobs.detach() - ref_logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
@@ -135,6 +136,7 @@ class KL(Divergence):
     def _correction(self, batch: TokenBatch) -> Tensor | float:
         if self.estimator != "k3-corrected":
             return 1.0
+        # Without gradient, like every ratio: derivative() has what differentiating r adds.
         return bounded_exp(log_ratio(batch, anchor=self.behaviour))
 
     def value(self, batch: TokenBatch) -> Tensor:

@@ -48,6 +48,7 @@ def _normalised(
 ) -> Tensor:
     """z-scores of shaped rewards: of a whole group (joint), or of its right and wrong entries apart (separate)."""
     ids, _ = dense_ids(group_ids)
+    # A set is a group, or a pair (group, right or wrong).
     sets = ids if normalize == "joint" else 2 * ids + correct.to(torch.int64)
     return group_z_score(torch.where(known, rewards, torch.nan), group_ids=sets, ddof=ddof)
 
@@ -79,6 +80,7 @@ class _Shares(Advantage):
         return ("rewards", "entropies")
 
     def _known(self, rewards: Tensor, batch: TokenBatch) -> Tensor:
+        # A completion without loss tokens has no entropy to share by.
         return _contrast(batch.is_correct, group_ids=batch.group_ids, known=~rewards.isnan() & (batch.lengths > 0))
 
     def _shown(self, shaped: str, unit: str) -> str:
@@ -113,6 +115,7 @@ class EntropyTokenShares(_Shares):
             batch.entropies.detach().to(torch.float64)[chosen],
             correct=correct[chosen], peers=(groups[sequences] * depth + place)[chosen], size=size * depth,
         )  # fmt: skip
+        # (N,), 0 for tokens that take no part: _normalised() takes those out by ``known``.
         shaped = torch.zeros(len(mask), dtype=torch.float64, device=mask.device)
         shaped[chosen] = torch.where(correct[chosen], 1.0, -1.0) * (self.outcome + self.shared * share)
         return _normalised(

@@ -25,6 +25,7 @@ def mixed_groups(batch: TokenBatch) -> Bool[Tensor, "S"]:
     if batch.correct is None:
         return uneven_groups(batch)
     ids, size = dense_ids(batch.group_ids)
+    # A completion without a verdict is neither right nor wrong.
     known = torch.ones_like(batch.correct) if batch.rewards is None else ~batch.total_rewards.isnan()
     right = segment_count(batch.correct & known, ids=ids, size=size)
     count = segment_count(known, ids=ids, size=size)

@@ -92,6 +92,7 @@ class GAE(Advantage):
     def returns(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor:
         assert batch.values is not None
         lam = self._lam(batch) if self.critic_lam is None else self.critic_lam
+        # Of the advantages before whitening, which must not change what the critic learns.
         return torch.where(batch.mask, self._estimate(rewards, batch=batch, lam=lam) + batch.values, 0.0)
 
     def _lam(self, batch: TokenBatch) -> float | Tensor:

@@ -25,6 +25,7 @@ class Demonstrated(Advantage):
     reads_rewards: ClassVar[bool] = False
 
     def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor:
+        # Demonstrations may have no rewards, which are zeros here; NaN: a sequence that takes no part.
         return torch.where(rewards.isnan(), 0.0, torch.ones_like(rewards))
 
     def equation(self) -> str:

@@ -63,6 +63,7 @@ def token_metrics(
 
 
 def _preferences(margins: Float[Tensor, "N"], batch: TokenBatch) -> Metrics:
+    # NaN: no completion of the group is on the other side.
     compared = batch.mask & ~margins.isnan()
     one = 1.0 / batch.lengths.clamp(min=1)[batch.sequence_ids].to(torch.float64)  # a completion counts once
     count = _total(one, where=compared)
@@ -126,6 +127,7 @@ def step_metrics(batch: TokenBatch) -> Metrics:
         rewards = batch.total_rewards
         known = ~rewards.isnan()
         ids, size = dense_ids(batch.group_ids)
+        # (S,) -> (groups,): has_signal() repeats the answer for each sequence of a group.
         alive = segment_count(has_signal(rewards, group_ids=batch.group_ids), ids=ids, size=size) > 0
         out["zero_signal_share"] = (float((~alive).sum()), float(size))
         out["reward"] = (float(rewards.nansum()), float(known.sum()))

@@ -39,6 +39,7 @@ def within_second_moment(
     kept = int((means <= tau).sum())
     if kept == len(ascending):
         return torch.ones_like(bounded)
+    # By value and not by rank: tokens with equal squares go together.
     return ~(bounded & (squares >= ascending[kept]))
 
 

@@ -191,6 +191,7 @@ class Objective:
     @property
     def scope(self) -> Scope:
         """The smallest set of tokens that ``loss`` must see together once ``prepare`` has seen the whole step."""
+        # What prepare() has computed (filters, advantages, token weights) needs no company any more.
         components: list[Component] = [self.ratio, self.weight, *self.correction, *self._in_loss()]
         return SCOPES[max(SCOPES.index(p.scope) for p in components)]
 
@@ -220,11 +221,13 @@ class Objective:
         stays = self._filtered(batch)
         batch = batch.replace(mask=batch.mask & stays[batch.sequence_ids])
         advantages = batch.advantages
+        # Statistics are in float64; their results are rounded to the log-probs' dtype once.
         if advantages is None:
             rewards = self._shaped_rewards(batch, stays)
             advantages = self._advantages(rewards, batch).to(batch.logprobs.dtype)
             returns = self.advantage.returns(rewards, batch=batch)
             batch = batch.replace(returns=None if returns is None else returns.to(batch.logprobs.dtype))
+        # Given advantages may hold anything outside the mask, NaN too.
         advantages = torch.where(batch.mask, advantages, 0.0)
         # ---- loss masks next: they read the advantages, which have counted every sequence
         if self.prune:
@@ -263,6 +266,7 @@ class Objective:
 
         Raises DataError if the objective must see the whole step at once and is given a part of it.
         """
+        # Without token weights nobody has prepared the batch: it is a whole step.
         whole = batch.token_weights is None
         batch = self.prepare(batch) if whole else batch
         self._refuse_part(batch)
@@ -278,11 +282,14 @@ class Objective:
             # S_i A_i is one term of the loss, but stands at each of the T_i tokens: each counts 1 / T_i of it. Its
             # gradient is not divided, since the derivative of S_i by every single log pi_t is S_i itself.
             surrogate = surrogate / batch.lengths[batch.sequence_ids].clamp(min=1)
+        # ``scale`` is share_t c_t, but for corrections that the ratio has taken in.
         coefficients = scale * weight * ratio * advantages
         value = -scale * surrogate
+        # - share_t d_t: the corrections are for the push alone.
         for term in self._in_loss():
             coefficients = coefficients - token_weights * term.derivative(batch)
             value = value + token_weights * term.value(batch)
+        # + n_t: neither ratio, trust region nor correction acts on the likelihood.
         likelihood = None
         if self.nll.active:
             assert batch.denominators is not None
@@ -290,14 +297,17 @@ class Objective:
             coefficients = coefficients + likelihood
             value = value - likelihood * batch.policy
 
+        # ---- the loss: a carrier of the gradient, and the value for the log
         # torch.where and no product with the mask: where the mask is off, 0 * nan would be nan.
         coefficients = torch.where(mask, coefficients, 0.0).to(batch.logprobs.dtype)
         carrier = -(coefficients * torch.where(mask, batch.logprobs, 0.0)).sum()
         # The carrier has the gradient and, minus itself, the value 0: the value is the surrogate's, whose own gradient
         # would go through ratio and weight.
         loss = torch.where(mask, value, 0.0).sum().to(carrier.dtype) + (carrier - carrier.detach())
+        # Not a coefficient of log pi_t: its gradient goes through the whole distribution of each token.
         if self._bonus_acts(batch):
             loss = loss + self._bonus(batch)
+        # ---- what is kept
         detached = batch.replace(logprobs=batch.policy)  # a LossOutput that is kept does not keep the graph
         packed = {"ratio": ratio, "weight": weight, "coefficients": coefficients}
         margins = self.weight.margins(advantages=advantages, batch=batch)
@@ -385,6 +395,7 @@ class Objective:
         stays = torch.ones(batch.size, dtype=torch.bool, device=batch.mask.device)
         if batch.rewards is not None and self.advantage.judged:
             stays &= ~batch.total_rewards.isnan()
+        # A missing baseline costs a sequence only where the objective reads baselines.
         if batch.baselines is not None and "baselines" in self.needs:
             stays &= ~batch.baselines.isnan()
         for keep in self.keep:
@@ -394,6 +405,7 @@ class Objective:
     def _unpruned(self, batch: TokenBatch, advantages: Float[Tensor, "N"], stays: Bool[Tensor, "S"]) -> Tensor:
         """True (S,) for the sequences of ``stays`` that carry loss by every ``LossMask``."""
         largest = torch.zeros(batch.size, dtype=advantages.dtype, device=advantages.device)
+        # (N,) -> (S,): a sequence counts by the token that is pushed most.
         largest = largest.scatter_reduce(0, batch.sequence_ids, advantages.abs(), "amax")
         largest = torch.where(stays, largest, torch.nan)  # NaN, not 0: a 0 would count in its group's size
         for prune in self.prune:
@@ -407,7 +419,9 @@ class Objective:
         if batch.rewards is not None:
             rewards = batch.rewards.to(torch.float64) if self.advantage.per_reward else batch.total_rewards
         terms = [shape(batch).to(torch.float64) for shape in self.shape]
+        # (N,) each, while the terms are (S,).
         penalties = [kl.of_rollout(batch).to(torch.float64) for kl in self._in_advantage("reward")]
+        # The sequence's reward stands at its last loss token. Sequences that do not stay have no loss token by now.
         if self.advantage.per_token_rewards:
             ends = last_of(batch.mask, ids=batch.sequence_ids, size=batch.size)
             return torch.where(ends, sum(terms, rewards)[batch.sequence_ids], 0.0) - sum(penalties)
@@ -437,6 +451,7 @@ class Objective:
     def _refuse_part(self, batch: TokenBatch) -> None:
         """Raises DataError if a component whose scope is the group or the batch is given a part of the step."""
         assert batch.denominators is not None
+        # A part of a step has fewer loss tokens than the step's denominators count.
         if self.sees_step and int(batch.mask.sum()) != batch.denominators.tokens:
             raise DataError(
                 f"{self.name} must see the whole step at once: got {int(batch.mask.sum())} of its "

@@ -88,6 +88,7 @@ def apply(objective: Objective, **changes: Any) -> Objective:
     if "correction" in changes:  # bounds belong to one correction: another starts from its own defaults
         before = dataclasses.replace(before, correction_low=None, correction_high=None, opsm_delta=None)
     options = dataclasses.replace(before, **changes)
+    # An option that is not named leaves its component alone, which may be one that no option can express.
     for names, change in _CHANGES.items():
         if any(name in changes for name in names):
             objective = change(objective, options)
@@ -122,8 +123,10 @@ def _is_called(correction: Correction, name: str) -> bool:
 
 def _kl(objective: Objective, options: Options) -> Objective:
     before = objective.reference
+    # k3-corrected divides by the policy that sampled: the one that the ratio is measured against.
     behaviour = objective.ratio.anchor if options.kl == "k3-corrected" else "old"
     kl = KL(options.beta, options.kl, options.kl_place, behaviour=behaviour)
+    # A pull towards another policy than the reference stays.
     others: tuple[Divergence, ...] = tuple(t for t in objective.divergence if t != before)
     return objective.replace(divergence=(kl, *others))
 

@@ -105,6 +105,7 @@ def log_probabilities(name: str, value: Any, mask: Bool[Tensor, "B T"], *, keep_
     if not above.any():
         return packed
     got = f"{packed.detach().max().item():g} and {int(above.sum())} of {packed.numel()} above 0 inside the mask"
+    # Above 0 on average: the sign is wrong throughout. Otherwise only some are too large.
     if packed.detach().mean() > 0:
         raise DataError(
             f"{name}: got {got}, accepts log-probabilities, 0 at most; these look like negative log-likelihoods: pass "

@@ -48,8 +48,11 @@ def trpa_loss(
     alive = batch.lengths > 0
     # All pairs as (S, S): there are far fewer completions than tokens.
     peers = (batch.group_ids[:, None] == batch.group_ids) & alive[:, None] & alive
+    # c_i, (S,)
     factor = torch.where(levels == 1, torch.full_like(z, best_factor), 1.0)
+    # Pairs (i, j) of a group with level_i < level_j: level 1 is the best.
     better, worse = (peers & (levels[:, None] < levels)).nonzero(as_tuple=True)
+    # Completions of a group with a single level: nobody to be compared with.
     alone = (alive & ~(peers & (levels[:, None] != levels)).any(dim=1)).nonzero().squeeze(1)
     sign = torch.where(levels[alone] == 1, 1.0, -1.0)
     # logsigmoid of both kinds together, so that every pair and every lone completion counts once in the mean.
@@ -121,6 +124,7 @@ def _pairs(batch: TokenBatch) -> tuple[Int[Tensor, "P"], Int[Tensor, "P"]]:
             f"group_ids: group {int(batch.group_ids[first])} has {int(counts[ids[first]])} completions, accepts 2, the "
             "chosen and the rejected one; trpa_loss compares larger groups"
         )
+    # Sorted by group, the two of each stand side by side: (2 P,) -> (P, 2).
     first, second = torch.argsort(ids, stable=True).view(-1, 2).unbind(1)
     gap = batch.total_rewards[first] - batch.total_rewards[second]
     if (equal := (~(gap.abs() > 0)).nonzero()).numel():  # NaN, too

@@ -33,9 +33,11 @@ def preferred_advantages(rewards: Float[Tensor, "S"], *, batch: TokenBatch) -> F
     """
     alive = ~rewards.isnan() & (batch.lengths > 0)
     ids, size = dense_ids(batch.group_ids)
+    # The best and the worst reward of each group, repeated for each completion: (groups,) -> (S,).
     most = rewards.new_full((size,), -torch.inf)
     best = most.scatter_reduce(0, ids, torch.where(alive, rewards, -torch.inf), "amax")[ids]
     worst = (-most).scatter_reduce(0, ids, torch.where(alive, rewards, torch.inf), "amin")[ids]
+    # Equal rewards have no better one. In a group where nobody takes part, best = -inf and worst = inf.
     mixed = alive & (best > worst)
     chosen, rejected = mixed & (rewards == best), mixed & (rewards == worst)
     found = torch.zeros_like(rewards)
@@ -91,6 +93,7 @@ class PreferenceWeight(Weight):
     def surrogate(self, ratio: Tensor, *, advantages: Tensor, batch: TokenBatch) -> Tensor:
         margins, others = self._pairs(advantages, batch)
         each = _mean(logsigmoid(margins), others) / (2 * batch.lengths.clamp(min=1))
+        # |A| is 1 / n_c or 1 / n_r: each side's sum is a mean over all pairs, and has half of the loss.
         return each.to(ratio.dtype)[batch.sequence_ids] * advantages.abs()
 
     def margins(self, *, advantages: Tensor, batch: TokenBatch) -> Float[Tensor, "N"]:
@@ -111,6 +114,7 @@ class PreferenceWeight(Weight):
         ids, size = batch.sequence_ids, batch.size
         log_ratio = torch.where(batch.mask, batch.policy - batch.ref_logprobs, 0.0).to(torch.float64)
         z = self.beta * segment_sum(log_ratio, ids=ids, size=size)
+        # A completion's side is the sign of the sum over its tokens; with 0 it is compared with none.
         total = segment_sum(torch.where(batch.mask, advantages, 0.0).to(torch.float64), ids=ids, size=size)
         side = total.sign()
         # All pairs as (S, S): there are far fewer completions than tokens.

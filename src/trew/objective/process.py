@@ -58,6 +58,7 @@ class StepRewards(Advantage):
     reads_rewards: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        # Made only to check the numbers.
         GroupStd(self.ddof, self.std_eps)
 
     @property

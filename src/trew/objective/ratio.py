@@ -41,6 +41,7 @@ def geometric_ratio(
     >>> round(geometric_ratio(torch.tensor([.5, -.1]), mask=m, ids=ids, size=1)[0].item(), 4)
     1.2214
     """
+    # (S,) -> (N,): a sequence's ratio at each of its tokens. The mean is bounded, not each log-ratio.
     return bounded_exp(segment_mean(log_ratio, mask=mask, ids=ids, size=size))[ids]
 
 

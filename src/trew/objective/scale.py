@@ -30,6 +30,7 @@ def beta_density(rewards: Float[Tensor, "S"], *, group_ids: Int[Tensor, "S"]) ->
     """
     p = group_mean(rewards, group_ids=group_ids)
     ids, size = dense_ids(group_ids)
+    # (S,) -> (groups,): the fit is over groups, of which each counts once however many completions it has.
     per_group = torch.full((size,), torch.nan, dtype=p.dtype, device=p.device).scatter(0, ids, p)
     known = per_group[~per_group.isnan()]
     mean, variance = known.mean(), known.var() if len(known) > 1 else known.new_zeros(())

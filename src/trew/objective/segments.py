@@ -52,6 +52,8 @@ def positions(mask: Bool[Tensor, "N"], *, ids: Int[Tensor, "N"], size: int) -> I
     """
     if not len(ids):
         return ids
+    # Counted over the whole stream, less the count at the beginning of the own run. The clamp is for ids without tokens
+    # at the end: they begin behind the stream, and no token reads their entry.
     before = mask.to(torch.int64).cumsum(0) - mask.to(torch.int64)
     return before - before[segment_starts(ids, size=size).clamp(max=len(ids) - 1)][ids]
 
@@ -87,6 +89,7 @@ def so_far(values: Float[Tensor, "N"], *, ids: Int[Tensor, "N"], size: int) -> F
     """
     wide = values.to(torch.float64)
     total = segment_sum(wide, ids=ids, size=size)
+    # Both sums contain the token itself, so that it is subtracted with the later ones and added again.
     return total[ids] - to_go(values, ids=ids, size=size) + wide
 
 
@@ -107,6 +110,7 @@ def subgroups(kinds: Int[Tensor, "M"], *, group_ids: Int[Tensor, "M"]) -> Int[Te
     [0, 0, 1, 2]
     """
     dense, size = dense_ids(kinds)
+    # group * K + kind, unique since kinds are 0 .. K - 1.
     return dense_ids(dense_ids(group_ids)[0] * size + dense)[0]
 
 
@@ -118,6 +122,7 @@ def group_mean(rewards: Float[Tensor, "S"], *, group_ids: Int[Tensor, "S"]) -> F
     """
     ids, size = dense_ids(group_ids)
     total = segment_sum(rewards.nan_to_num(0.0), ids=ids, size=size)
+    # 0 / 0 = NaN where no reward of the group is known.
     return (total / segment_count(~rewards.isnan(), ids=ids, size=size))[ids]
 
 
@@ -177,6 +182,7 @@ def group_z_score(
     [-1.0, 1.0, 0.0]
     """
     deviation = group_std(values, group_ids=group_ids, ddof=ddof) + std_eps
+    # Without signal the quotient is discarded: rounding divided by rounding can be of any size.
     scaled = (values - group_mean(values, group_ids=group_ids)) / deviation
     return torch.where(has_signal(values, group_ids=group_ids), scaled, 0.0).nan_to_num(0.0)
 
@@ -189,5 +195,6 @@ def standardize(
     >>> standardize(torch.tensor([1., 3., 9.]), where=torch.tensor([True, True, False]), ddof=0).tolist()
     [-1.0, 1.0, 0.0]
     """
+    # All values as one group; NaN takes no part.
     one = torch.zeros(len(values), dtype=torch.int64, device=values.device)
     return group_z_score(torch.where(where, values, torch.nan), group_ids=one, ddof=ddof, std_eps=std_eps)

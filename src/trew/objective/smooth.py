@@ -53,6 +53,7 @@ def gamma_kernel(
     """
     k = _by_sign(advantages >= 0, k_pos, k_neg, like=ratio)
     lam = _by_sign(advantages >= 0, lam_pos, lam_neg, like=ratio)
+    # In log space: as a product, W^k may overflow where the exponential underflows, and inf * 0 is NaN.
     return (k * ratio.log() + lam * (1 - ratio)).exp()
 
 

@@ -51,6 +51,7 @@ def token_baseline_advantages(
     alike = subgroups(positions(known, ids=sequence_ids, size=size), group_ids=group_ids[sequence_ids])
     places = int(alike.max()) + 1
     total = segment_sum(weight, ids=alike, size=places)
+    # (places,): B_t of each group and position; NaN where all W are 0.
     baseline = segment_sum(weight * returns, ids=alike, size=places) / total
     advantage = (returns - baseline[alike]).nan_to_num(0.0)
     # Equal rewards are no signal, exactly: a weighted mean of equal numbers differs from them by rounding.

@@ -45,6 +45,7 @@ def triangular_weight(
     down = torch.where(ratio < 1 - eps_low, w_out, down)
     if symmetric:
         return torch.where(ratio > 1, up, down)
+    # A = 0 is on neither side, and pushes nothing.
     return torch.where(advantages > 0, up, torch.where(advantages < 0, down, 1.0))
 
 
@@ -167,6 +168,7 @@ class RareTokenBoost(Weight):
             rare = (batch.entropies.detach() / self.h_max).clamp(max=1.0)
         else:
             rare = 1 - batch.old.exp()
+        # The lower bound of the clamp is [A > 0]: tokens with A < 0 keep the base's weight.
         boost = self.lam * rare * (advantages / self.a_max).clamp(0.0, 1.0)
         return self.base(ratio, advantages=advantages, batch=batch) * (1 + boost)
 

@@ -73,6 +73,7 @@ class Turns:
     @property
     def is_last(self) -> Bool[Tensor, "M"]:
         """Whether each turn is the last of its sequence."""
+        # -1, which is no sequence, follows the last turn of all; the slice keeps an empty stream empty.
         following = torch.cat([self.sequence_ids[1:], self.sequence_ids.new_full((1,), -1)])[: len(self.sequence_ids)]
         return self.sequence_ids != following
 
@@ -80,7 +81,9 @@ class Turns:
         """The turn of each token of the stream. Raises DataError for a token behind the last turn of its sequence."""
         if not len(sequence_ids):
             return sequence_ids
+        # Ids are sorted in both: the last is the largest.
         size = int(torch.maximum(sequence_ids[-1], self.sequence_ids[-1])) + 1 if len(self.ends) else 0
+        # Ends as places in the whole stream, which are sorted: a binary search finds each token's turn.
         ends = segment_starts(sequence_ids, size=size)[self.sequence_ids] + self.ends
         # The first turn that ends behind the token; a turn without tokens ends where the one before it does.
         found = torch.searchsorted(ends, torch.arange(len(sequence_ids), device=ends.device), right=True)
@@ -115,6 +118,7 @@ def discounted_returns(
     [0.25, 0.5, 1.0, 5.0]
     """
     returns, numbers = rewards.clone(), _numbers(sequence_ids)
+    # Whether the entry behind a turn is the next turn of the same sequence.
     followed = torch.zeros_like(sequence_ids, dtype=torch.bool)
     followed[:-1] = sequence_ids[1:] == sequence_ids[:-1]
     # Backwards, one turn number at a time: a turn's return needs that of the turn after it.

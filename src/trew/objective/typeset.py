@@ -25,6 +25,7 @@ GREEK = {
 OPERATORS = {"exp", "log", "min", "max", "clip", "clamp", "mean", "std", "sign", "sqrt", "sech"}
 SYMBOLS = {"<=": "\\le ", ">=": "\\ge ", "<-": "\\leftarrow ", "*": "\\cdot ", "±": "\\pm ", "#": "\\#", "%": "\\%",
            "&": "\\&", "prod": "\\prod ", "sum": "\\sum "}  # fmt: skip
+# Scripts, words (group's is one), numbers, signs of two characters, blanks, any other character: tried in this order.
 TOKEN = re.compile(r"[_^]\([^()]*\)|[_^]-?\w+|[A-Za-z]+(?:'[a-z]+)?|\d[\d.e]*(?:e-?\d+)?|<=|>=|<-|\s+|.")
 
 

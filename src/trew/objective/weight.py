@@ -86,6 +86,7 @@ class LinearWeight(Weight, Protocol):
     linear: ClassVar[bool] = True
 
     def surrogate(self, ratio: Tensor, *, advantages: Tensor, batch: TokenBatch) -> Tensor:
+        # The value alone, so without gradient: the coefficients carry that.
         return self(ratio, advantages=advantages, batch=batch) * ratio * advantages * batch.policy
 
 

@@ -125,9 +125,11 @@ def preset(name: str, **overrides: Any) -> Objective:
         options = {k: kind for k, kind in _OPTIONS.items() if k not in own}  # a preset's own setting goes first
         return common.apply(objective, **_as_declared(overrides, options))
     except ValueError as error:
+        # A component's message begins with the setting ("eps_low: got"): with the prefix it names the recipe's key.
         raise ConfigError(f"objective.{error}") from None
 
 
+# By the text of an annotation, which is all that a dataclass field has of it here.
 _KINDS: Mapping[str, type] = {"float": float, "float | None": float, "int": int, "str": str, "bool": bool}
 _SHOWN = {float: "a number", int: "a whole number", str: "a text", bool: "True or False"}
 

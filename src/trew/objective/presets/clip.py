@@ -68,6 +68,7 @@ def ppo(
         adjust=(WhitenTokens(),),
         weight=Clip(eps_low, eps_high),
         aggregate=TokenMean(),
+        # Off; the option beta turns it on, in this place and with this estimator.
         divergence=(KL(0.0, "k1", "reward"),),
     )
 
@@ -104,6 +105,7 @@ def vapo(
         adjust=(WhitenTokens(),),
         weight=Clip(eps_low, eps_high),
         aggregate=TokenMean(),
+        # Off, as in ppo.
         divergence=(KL(0.0, "k1", "reward"),),
         nll=CorrectLikelihood(0.1),
     )

@@ -65,5 +65,6 @@ def dpo(dpo_beta: float = 0.1) -> Objective:
     """
     return Objective(
         name="dpo", advantage=Preferred(), ratio=NoRatio(), weight=PreferenceWeight(dpo_beta),
+        # A sum over tokens: DPO's log-ratios are those of whole completions.
         aggregate=PromptMeanTokenSum(),
     )  # fmt: skip

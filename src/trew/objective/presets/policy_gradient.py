@@ -41,6 +41,7 @@ def reinforce(*, baseline: str = "none") -> Objective:
         ratio=NoRatio(),
         weight=PolicyGradient(),
         aggregate=SequenceMeanTokenSum(),
+        # Off; the option beta turns it on, in this place and with this estimator.
         divergence=(KL(0.0, "k1", "reward"),),
     )
 
@@ -60,6 +61,7 @@ def remax() -> Objective:
         ratio=NoRatio(),
         weight=PolicyGradient(),
         aggregate=TokenMean(),
+        # Off, as in reinforce.
         divergence=(KL(0.0, "k1", "to-go"),),
     )
 
@@ -248,5 +250,6 @@ def dro(*, tau: float = 0.05) -> Objective:
         ratio=NoRatio(),
         weight=PolicyGradient(),
         aggregate=TokenMean(),
+        # k2 is d^2 / 2: tau/2 (log r)^2.
         divergence=(KL(), KL(tau, "k2", anchor="old")),
     )

@@ -155,6 +155,7 @@ def prime_rl(*, delta: float = 0.2, penalty: float = 1e-3) -> Objective:
         ratio=TokenRatio("rollout"),
         weight=ProbabilityMask(BinaryTV(), delta),
         aggregate=TokenMean(),
+        # k2 is d^2 / 2, hence the 2. KL() is what the option beta changes.
         divergence=(KL(), KL(2 * penalty, "k2", anchor="rollout")),
     )
 
