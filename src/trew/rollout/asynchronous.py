@@ -117,12 +117,14 @@ class AsyncRollouts(SyncRollouts):
                 return
             self._learn()  # before more is asked for: the draws go by what is known
             taken, self._taken = self._taken, []
+            # An unchanged version: the step made no update, and nothing was learned from its groups.
             unused = taken if version == self.ledger.version_at(self.ledger.published) else []
             for number in unused:
                 self.ledger.drop(number, why=f"step {step} made no update", replaced=False)
             self.ledger.train(step, version=version, numbers=[n for n in taken if n not in unused])
             for number in taken:
                 self._forget(number)
+            # Their versions are known to the ledger from now on.
             held, self._held = self._held, []
             self._store(held)
             self._ask(step=step + 1)
@@ -133,6 +135,7 @@ class AsyncRollouts(SyncRollouts):
     def state(self) -> dict[str, Any]:
         with self._changed:
             self._keeper.flush()
+            # Before this process has begun a step, the mark is still the one that it was given.
             mark = self.ledger.lines if self._mark is None else self._mark
             return {**super().state(), "ledger": mark}
 
@@ -160,6 +163,7 @@ class AsyncRollouts(SyncRollouts):
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join()
+        # Stored although no step waits: a resumed run need not generate them again.
         if self._mark is None and self._error is None:
             self._store(self._complete)
         self._grader.shutdown(wait=False, cancel_futures=True)
@@ -174,6 +178,7 @@ class AsyncRollouts(SyncRollouts):
         kept: list[ScoredGroup] = []
         sampled: list[ScoredGroup] = []
         rounds = 1 + (self.config.rollout.refills if dynamic else 0)
+        # Round 0 takes a step's groups, each further one replaces those without signal.
         for attempt in range(rounds):
             missing = self.config.rollout.prompts - len(kept)
             numbers = self._chosen(step, missing, attempt=attempt) if missing else []
@@ -183,6 +188,7 @@ class AsyncRollouts(SyncRollouts):
             sampled += found
             for number, group in zip(numbers, found, strict=True):
                 if dynamic and not has_both_outcomes(group, self.correct):
+                    # Nothing would replace a group of the last round in this step.
                     self._drop(number, replaced=attempt + 1 < rounds)
                 else:
                     kept.append(group)
@@ -196,6 +202,7 @@ class AsyncRollouts(SyncRollouts):
         with self._changed:
             self._ask(step=step, attempt=attempt)
             while (numbers := self.ledger.choose(step, most=most, taken=self._taken)) is None:
+                # Tells the gathering thread how much the step lacks: with that it stores at once (_store_due).
                 self._missing = most + len(self._taken) - self.ledger.count_finished()
                 if not self._store_due():
                     self._wait()
@@ -219,6 +226,7 @@ class AsyncRollouts(SyncRollouts):
     def _facts(self, step: int) -> dict[str, float]:
         """The metrics of a step: how old its groups are in published versions, and what it waited for."""
         with self._changed:
+            # In published versions: the engine's newest weights before this step are of step - 1.
             ages = [step - 1 - self.ledger.accounts[number].oldest for number in self._taken]
         idle, self._idle_before = self._idle() - self._idle_before, self._idle()
         facts: dict[str, float] = {"waited_s": self._waited, "idle_s": idle, "passed_over": self._passed_over}
@@ -236,6 +244,7 @@ class AsyncRollouts(SyncRollouts):
         while self.ledger.room > 0:
             number = self.ledger.dormant
             if number is None:
+                # A refill draws with the seeds of its step and attempt; other tickets belong to the steps to come.
                 asked.append(self._issue(step if attempt else self.ledger.next_step, attempt))
             elif self._prompt_of(self.ledger.accounts[number].ticket):
                 asked.append(self.ledger.again(number, why=self.ledger.accounts[number].why))
@@ -244,6 +253,7 @@ class AsyncRollouts(SyncRollouts):
         self._submit(asked)
 
     def _issue(self, step: int, attempt: int) -> Ticket:
+        # Before the draw, which moves the position on.
         place = self.position
         [drawn] = self._draw(1, self._uids.setdefault(step, set()), step)
         ticket = self.ledger.issue(uid=drawn.prompt.uid, place=place, step=step, attempt=attempt, turn=drawn.turn)
@@ -267,6 +277,7 @@ class AsyncRollouts(SyncRollouts):
     def _submit(self, tickets: Sequence[Ticket]) -> None:
         if not tickets:
             return
+        # Entries are on disk before the engine acts on them: a resumed run knows all that was asked for.
         self._keeper.flush()
         requests = []
         for ticket in tickets:
@@ -298,6 +309,7 @@ class AsyncRollouts(SyncRollouts):
                 self._changed.wait_for(lambda: self._is_generating() or self._closed)
                 if self._closed:
                     return
+            # Soon, while complete groups wait for others; else only to look whether it should end.
             self._gather(BATCH_S if self._complete else LOOK_S)
 
     def _is_generating(self) -> bool:
@@ -349,6 +361,7 @@ class AsyncRollouts(SyncRollouts):
             if self._losses[number] >= TRIES:
                 uid = self._prompts[number].uid
                 raise EngineError(f"the engine lost completions of prompt {uid!r} {TRIES} times: {reason}")
+            # Its other requests may still run, and the whole group is asked for again.
             self._ahead.cancel(self._ids(number))
             tickets.append(self.ledger.again(number, why=reason))
         self._submit(tickets)
@@ -372,6 +385,7 @@ class AsyncRollouts(SyncRollouts):
             if self.ledger.accounts[number].state == "finished":
                 self._grade(number)
             else:  # older than the bound allows by now
+                # Its ticket is dormant again.
                 del self._ready[number]
         self._keeper.flush()
         if self.ledger.dormant is not None:
@@ -395,6 +409,7 @@ class AsyncRollouts(SyncRollouts):
             self._taken, self._waited, self._passed_over, self._missing = [], 0.0, 0, None
             if self._mark is None:
                 return
+            # ---- what this process has asked for and not stored is given up
             self._ahead.cancel([each for number in self._asked for each in self._ids(number)])
             self._asked.clear()
             self._held.clear()
@@ -402,9 +417,12 @@ class AsyncRollouts(SyncRollouts):
             self.ledger.begin(step=step - 1, version=self._ahead.version, mark=self._mark)
             self._mark = None
             self.position = max(self.position, self.ledger.next_place)
+            # The ledger's tickets may be ahead of the checkpoint: their prompts are drawn already.
             for account in self.ledger.accounts.values():
+                # Draws of earlier processes count: no uid twice in a step, and a curriculum goes on behind them.
                 self._uids.setdefault(account.ticket.step, set()).add(account.ticket.uid)
                 self.drawing.drew(account.ticket.place, account.ticket.uid, account.ticket.turn)
+            # ---- what is finished comes back from the store
             for account in self.ledger.finished():
                 if account.ticket.number not in self._ready:
                     self._recover(account)
@@ -430,6 +448,8 @@ class AsyncRollouts(SyncRollouts):
         """The rollouts of a group, with other versions for weights that the run has left behind: their numbers are
         given a second time, to other weights."""
         names = {
+            # Weights of an abandoned branch count as far behind the common step as they were ahead of it
+            # (Account.oldest).
             version: version if made == common else self.ledger.version_at(2 * common - made)
             for version, (made, common) in zip(account.versions, account.weights, strict=True)
         }

@@ -83,6 +83,7 @@ class Bridges:
 
     def _rendered(self, reply: Message, messages: Sequence[Message], *, before: Sequence[Message] = (_ASKED,)) -> str:
         text = self.renderer.apply((*before, reply, *messages))
+        # The last one: the stand-in reply comes last.
         return text[text.rindex(REPLY) + len(REPLY) :] if REPLY in text else text
 
     def between(self, text: str) -> list[int]:
@@ -112,6 +113,7 @@ class Bridges:
         """Makes an observation safe to render, and cuts what is longer than it may be in the middle."""
         safe = self.harmless(messages)
         found, cut = [], 0
+        # All messages of an observation share its limit.
         for message in safe.messages:
             text, was_cut = self._shortened(message["content"], self.most // len(messages))
             found.append({**message, "content": text})
@@ -134,6 +136,7 @@ class Bridges:
             head, tail = text[: keep - keep // 2], text[len(text) - keep // 2 :]
             short = head + MARK.format(len(text) - keep) + tail
             count = self._count(short)
+            # In proportion, and by at least one character, so that it ends.
             if count <= most or not keep:
                 return short, True
             keep = min(keep - 1, keep * most // count)
@@ -156,6 +159,7 @@ class Bridges:
             return [f"environment: an episode needs several turns: {error}; {_FIX}"]
 
     def _bridge_problems(self) -> list[str]:
+        # One observation behind three histories: what follows a reply must not depend on what came before it.
         says: list[Message] = [{"role": "user", "content": _OBSERVED}]
         reply = {"role": "assistant", "content": REPLY}
         after_one = self._rendered(reply, says)

@@ -98,6 +98,7 @@ class Renderer:
     def split_stop(self, stop: Iterable[str]) -> tuple[frozenset[int], tuple[str, ...]]:
         """Splits stop strings into the ids of special tokens and other strings. Decoding removes special tokens, so a
         search in the text would never find them."""
+        # Added tokens are those that decoding with skip_special_tokens may remove.
         special = self.tokenizer.get_added_vocab()
         strings = tuple(dict.fromkeys(stop))
         return frozenset(special[s] for s in strings if s in special), tuple(s for s in strings if s not in special)
@@ -226,6 +227,7 @@ class Renderer:
         # Observed, not read from bos_token_id: tokenizers may name a begin token and never use it (GPT-2).
         bare: list[int] = self.tokenizer("a", add_special_tokens=False)["input_ids"]
         full: list[int] = self.tokenizer("a")["input_ids"]
+        # The bare tokens are looked for inside: what stands before them is what the tokenizer begins with.
         starts = (at for at in range(len(full)) if full[at : at + len(bare)] == bare)
         return full[: next(starts, 0)]
 

@@ -38,6 +38,7 @@ def encode(value: Any) -> bytes:
     """
     arrays: list[np.ndarray] = []
     head = _JSON.encode(_tree(value, arrays)).encode()
+    # Length of the JSON in 8 bytes, the JSON, then the arrays in the order in which the JSON names them.
     return b"".join([len(head).to_bytes(8, "big"), head, *(array.tobytes() for array in arrays)])
 
 
@@ -62,6 +63,7 @@ def _tree(value: Any, arrays: list[np.ndarray]) -> Any:
         return {_TAG: "tuple", "of": [_tree(each, arrays) for each in value]}
     if isinstance(value, list):
         return [_tree(each, arrays) for each in value]
+    # What is not exactly plain: subclasses, numpy's float64 among them.
     if isinstance(value, str | int | float):
         return value.item() if isinstance(value, np.generic) else value
     if hasattr(value, "items"):  # a mapping
@@ -98,6 +100,7 @@ class _Reader:
         return _KINDS[kind](**{key: self.value(each) for key, each in tree.items()})
 
     def array(self, dtype: str, shape: list[int]) -> np.ndarray:
+        # The name comes from the message: only the types that encode() writes are read.
         if dtype not in _DTYPES.values():
             raise TypeError(f"arrays of {dtype} cannot be encoded")
         count = math.prod(shape)

@@ -59,6 +59,7 @@ class Conversation:
                 "the tokenizer has no chat template; give --chat-template plain (contents joined by newlines) or a "
                 ".jinja file, or use an instruct model"
             )
+        # Stripped: most templates trim contents.
         if system.strip() and system.strip() not in engine.renderer.apply([*self._system(), *_HI]):
             raise ConfigError("the chat template drops the system message; leave it out, or give another template")
         problems = self.bridges.check(_HI)
@@ -70,11 +71,14 @@ class Conversation:
 
         Raises ConfigError, and changes nothing, if the question does not fit into the model any more.
         """
+        # ---- what may raise comes first: a question that does not fit changes nothing
         safe = self.bridges.harmless([{"role": "user", "content": question}])
         context, opening = self._context(safe.messages[0])
         sampling = self._fitting(sampling, len(context))
         request = self._request(context, opening, sampling)
+        # Put back if nothing is answered.
         before = self.ids, self._opening, self._ended_by
+        # ---- the question is part of the conversation from here on, and taken back if nothing is answered
         self.messages.append(safe.messages[0])
         self.ids, self._opening, self._ended_by = context, opening, None
         self.escaped += safe.escaped
@@ -107,8 +111,10 @@ class Conversation:
         return f"{UID}-{self.number}"
 
     def _request(self, context: np.ndarray, opening: int, sampling: Sampling) -> Request:
+        # Doubled, so that the plan changes seldom: each change computes the conversation again.
         while len(context) + sampling.max_tokens > self._room:
             self._room *= 2
+        # What a later turn may grow to, for which the engine plans room now.
         longest = min(self._room, facts_of(self.engine.model).positions or self._room) - sampling.max_tokens
         earlier = Earlier(context, max(0, len(context) - opening), longest)
         return Request(self._id, Prompt(UID, text=""), self.number, sampling, earlier)
@@ -152,6 +158,7 @@ class Conversation:
         """Makes an answer part of the conversation."""
         self.messages.append({"role": "assistant", "content": text})
         self.ids = np.concatenate([self.ids, np.asarray(drawn, np.int64)])
+        # None: a stop string or the limit ended it, and the bridge adds the template's end token.
         self._ended_by = drawn[-1] if drawn[-1] in self.bridges.renderer.stop_ids | self.engine.stop_ids else None
 
 

@@ -59,10 +59,13 @@ class Encoder:
             return (_rollout([self._text(prompt, prompt.text)]),)
         messages = [*(prompt.messages or ()), *prompt.columns[ANSWERS]]
         self._refuse_ends(prompt, messages)
+        # Answers that are to be learned; messages of others may stand between them.
         places = [i for i in range(len(prompt.messages or ()), len(messages)) if messages[i]["role"] == "assistant"]
         if self.loss_on == "last":
             places = places[-1:]
         found = [self._answer(prompt, messages[:i], messages[i]) for i in places]
+        # Every later prompt begins with what the template wrote up to the answer before it: one sequence carries all
+        # turns.
         if all(b.asked[: len(a.written)] == a.written for a, b in pairwise(found)):
             return (_rollout(found),)
         self.split += 1
@@ -100,6 +103,7 @@ class Encoder:
                 f"prompt {prompt.uid!r}: the chat template writes a conversation differently once it is answered, so "
                 f"that it is not certain which tokens are the answer; {_FIX}"
             )
+        # The answer as the template writes it, with what ends it.
         written = whole[len(asked) :]
         if content.strip() not in written:
             raise DataError(
@@ -117,6 +121,7 @@ class Encoder:
         behind = whole[len(asked) :] if whole[: len(asked)] == asked else self._bridges.between(written)
         end = next((i for i, token in enumerate(behind) if token in self.renderer.stop_ids), None)
         if end is None:
+            # A policy that never learned an end token would not stop: the tokenizer's own stands in.
             eos = self.renderer.tokenizer.eos_token_id
             return Answered(asked, behind, [] if eos is None else [int(eos)], text)
         if self.renderer.decode(behind[end + 1 :]).strip():
@@ -141,6 +146,7 @@ def _rollout(found: Sequence[Answered]) -> Rollout:
     turns, before = [], 0
     for one in found:
         ids = [*one.answer, *one.end]
+        # asked[before:] is what the template writes behind the answer before this one.
         turns.append(_turn(one.asked[before:], ids, one.text))
         before = len(one.written)
     return Rollout(tuple(turns))
@@ -161,6 +167,7 @@ def _recorded(prompt: Prompt) -> Rollout:
     columns = prompt.columns
     sampled = np.asarray(columns["sampled"], bool)
     ids, context = np.asarray(columns["token_ids"], np.int64), np.asarray(columns["prompt_ids"], np.int64)
+    # Where the mask changes: runs of sampled tokens and of context alternate.
     borders = [0, *(np.flatnonzero(np.diff(sampled)) + 1).tolist(), len(ids)]
     turns = []
     for start, end in pairwise(borders):

@@ -112,6 +112,7 @@ class Curriculum:
         self, order: PromptOrder, prompts: Sequence[Prompt], settings: CurriculumConfig, correct: Correct
     ) -> None:
         self.order, self.prompts, self.settings, self.correct = order, prompts, settings, correct
+        # The decimal number of the recipe, exactly: the binary neighbour that a float is could miss a draw or add one.
         self._share = Fraction(repr(settings.share))
         self._at = {prompt.uid: index for index, prompt in enumerate(prompts)}
         bounds = np.cumsum([0, *order.sizes])
@@ -126,6 +127,7 @@ class Curriculum:
         self._by_rate = self._draws = 0  # since the last step, for metrics
 
     def draw(self, place: int, *, taken: Iterable[str]) -> Drawn:
+        # The set of this draw, and its number among the draws of that set.
         number, nth = self.order.place(place)
         self._draws += 1
         # Spread evenly over the draws of the set, like the sets over the draws of the run.
@@ -135,6 +137,7 @@ class Curriculum:
                 self._by_rate += 1
                 self._last[index] = nth
                 return Drawn(self.prompts[index])
+        # In the set's order: in turn, or because no prompt is due by its rate.
         turn = self._turns[number]
         index = self.order.nth(number, turn)
         self._turns[number] = turn + 1
@@ -143,6 +146,7 @@ class Curriculum:
 
     def drew(self, place: int, uid: str, turn: int) -> None:
         number, nth = self.order.place(place)
+        # Never backwards: a checkpoint's state may be ahead of this draw.
         self._turns[number] = max(self._turns[number], turn + 1)
         index = self._index(uid)
         if index is not None:
@@ -158,6 +162,7 @@ class Curriculum:
             verdicts = [found for score in group.scores if (found := self.correct(score)) is not None]
             if index is not None and verdicts:
                 decay = self.settings.decay
+                # p = c / n with c, n <- decay (c, n) + those of this group.
                 self._passed[index] = decay * self._passed[index] + sum(verdicts)
                 self._judged[index] = decay * self._judged[index] + len(verdicts)
 
@@ -173,6 +178,7 @@ class Curriculum:
         return facts
 
     def state(self) -> dict[str, Any]:
+        # A prompt that was neither drawn nor judged is as in a new curriculum.
         touched = np.flatnonzero((self._judged > 0) | (self._last >= 0))
         rates = {
             self.prompts[i].uid: (float(self._passed[i]), float(self._judged[i]), int(self._last[i]))
@@ -200,10 +206,12 @@ class Curriculum:
         if not inside.any():
             return None  # a prompt that was not seen yet may be inside; one that was seen outside is not
         weights = np.where(inside, 1.0, self.settings.floor)
+        # The largest w (j - l); -1 keeps out what is being answered or has no rate.
         return part.start + int(np.where(free, weights * (nth - self._last[part]), -1.0).argmax())
 
     def _in_target(self, part: slice) -> np.ndarray:
         judged = self._judged[part]
+        # Prompts without a rate count as 0 here; callers mask them.
         rates = self._passed[part] / np.where(judged > 0, judged, 1.0)
         return (self.settings.low <= rates) & (rates <= self.settings.high)
 

@@ -43,6 +43,7 @@ class Limits:
 
     def longest(self, prompt: int, reply: int) -> int:
         """The most tokens that the context of a turn may have, after a prompt and with replies of so many tokens."""
+        # The last turn follows the prompt and all other turns, each a reply with what the environment said to it.
         return max(prompt, min(self.tokens - reply, prompt + (self.turns - 1) * (reply + self.observation)))
 
 
@@ -129,8 +130,10 @@ class Episodes:
     def submit(self, requests: Sequence[Request]) -> None:
         ids = [request.id for request in requests]
         with self._lock:
+            # All or none: nothing has begun yet when an id is refused.
             if taken := [id for i, id in enumerate(ids) if id in self._plays or id in ids[:i]]:
                 raise EngineError(f"request {taken[0]!r}: another one with this id is unfinished; ids must differ")
+            # By identity: callers give all samples of a prompt the same object.
             for _, side_by_side in itertools.groupby(requests, key=lambda r: (id(r.prompt), r.sampling)):
                 opening = _Opening([_Play(request) for request in side_by_side], 0)
                 opening.missing = len(opening.plays)
@@ -147,9 +150,11 @@ class Episodes:
             while self._plays and not self._reports:
                 left = None if until is None else max(0.0, until - time.monotonic())
                 self._work(left)
+                # One round in any case, so that poll(0) makes progress.
                 if left == 0:
                     break
         except BaseException:  # an interrupt too
+            # After an exception an engine is empty, by the protocol.
             with self._lock:
                 self._drop(list(self._plays))
                 self._reports = []
@@ -171,10 +176,13 @@ class Episodes:
             return
         # In rounds: an answer is taken in after the round of generation that follows its question, however early it
         # came. Rows are then batched alike in every run, so that even rounding does not depend on environments' speed.
+        # Only answers to questions of earlier rounds are waited for below.
         due = set(self._asked)
+        # Environments work while the engine generates: both are polled before either is taken in.
         reports = self.engine.poll(left) if self._generating else []
         answers = self._answers(due, left)
         with self._lock:
+            # In the order in which episodes began, whatever the order of answers.
             for answer in sorted(answers, key=lambda answer: int(answer.key)):
                 self._heard(answer)
             for report in reports:
@@ -196,6 +204,7 @@ class Episodes:
     def _as_they_come(self, left: float | None) -> None:
         """Takes in answers and replies at once, for engines whose results do not repeat to the bit anyway."""
         idle, start = not self._generating, time.monotonic()
+        # With nothing to generate it waits here; otherwise in the engine below.
         answers = self.hosts.poll(left if idle else 0.0)
         with self._lock:
             if idle:
@@ -204,6 +213,7 @@ class Episodes:
                 self._heard(answer)
         if not self._generating:
             return
+        # While an environment has to answer, the engine keeps this thread for PAUSE_S at most.
         wait = left if not self._asked else PAUSE_S if left is None else min(left, PAUSE_S)
         reports = self.engine.poll(wait)
         with self._lock:
@@ -219,6 +229,7 @@ class Episodes:
             self._failed(play, answer)
             return
         del self._asked[answer.key]
+        # The first answer is the opening, for which the whole group is waited for.
         if play.opening is not None:
             play.said = answer.say
             self._opened(play.opening)
@@ -245,13 +256,16 @@ class Episodes:
             return
         for play in opening.plays:
             play.opening = None
+        # said is None where the environment has failed.
         begun = [play for play in opening.plays if play.said is not None]
         ids = self._prompt(begun) if begun else self._encoded(opening.plays[0].request.prompt)
         most = begun[0].request.sampling.max_tokens if begun else 0
         too_long = len(ids) + most > self.limits.tokens
+        # 0 tells the engine that no turn follows, so that it keeps nothing.
         longest = self.limits.longest(len(ids), most) if self.limits.turns > 1 else 0
         earlier = Earlier(ids, 0, longest, len(self._plays))  # the same object for all: the engine computes it once
         for play in opening.plays:
+            # The first turn's context is the whole prompt.
             play.ids, play.context, play.prompt = ids, ids, len(ids)
             if play in begun and too_long:
                 play.error = (
@@ -268,6 +282,7 @@ class Episodes:
         assert first.said is not None
         for play in plays[1:]:
             assert play.said is not None
+            # Rewards are compared within the group, so that all of it must be asked the same.
             if _shown(play.said) != _shown(first.said):
                 uid, one, other = first.request.prompt.uid, _text(first.said.messages), _text(play.said.messages)
                 raise EpisodeError(
@@ -276,8 +291,10 @@ class Episodes:
                     "random.Random(seed) alone"
                 )
         messages, tools = first.said.messages, first.said.tools
+        # Tools that the template does not show are described in the messages, and escaped with them.
         if self.format is not None:
             messages = self.format.opening(messages, tools)
+        # Escaped but never cut: an opening that is too long fails the episode.
         cleaned = self.bridges.harmless(messages)
         shown = tools if self.format is None or self.format.shown else ()
         ids = np.asarray(self.bridges.opening(cleaned.messages, tools=[tool.schema for tool in shown]), np.int64)
@@ -300,9 +317,11 @@ class Episodes:
         state = _text(play.said.messages) if play.said.state is None else play.said.state
         calls, malformed = self._parsed(play, turn)
         as_messages = tuple(map(_as_message, calls))
+        # What the reply followed is recorded with its turn.
         known = {"context_ids": play.context, "messages": play.read, "state": state, "metrics": play.counts}
         play.turns.append(dataclasses.replace(turn, calls=as_messages, **known))
         play.ids = np.concatenate([play.ids, turn.token_ids])
+        # A reply that was cut off may end within a call: no environment sees it.
         if turn.finish_reason == "length":
             self._stop(play, "length")
             return
@@ -328,11 +347,13 @@ class Episodes:
     def _answered(self, play: _Play, say: Say) -> None:
         """Goes on with an episode, or ends it."""
         last = play.turns[-1]
+        # The verdict on a stopped episode comes on top of what its last reply earned.
         if play.stopped is not None:
             if say.reward is not None:
                 play.turns[-1] = dataclasses.replace(last, reward=(last.reward or 0.0) + say.reward)
             self._end(play, play.stopped)
             return
+        # What the environment says of a reply belongs to the turn of that reply.
         play.turns[-1] = dataclasses.replace(last, reward=say.reward, metrics={**last.metrics, **say.metrics})
         if say.done or len(play.turns) >= self.limits.turns:
             if say.done:
@@ -343,6 +364,7 @@ class Episodes:
         messages = say.messages if self.format is None else self.format.observation(say.messages)
         cleaned = self.bridges.cleaned(messages)
         bridge = self.bridges.bridge(cleaned.messages, ended_by=self._ended_by(last))
+        # The reply ended with a token that the template does not end replies with.
         if bridge is None:
             self._stop(play, "wrong_end")
             return
@@ -350,12 +372,15 @@ class Episodes:
         play.context = np.asarray(bridge, np.int64)
         ids = np.concatenate([play.ids, play.context])
         reply = play.request.sampling.max_tokens
+        # Before the observation becomes part of play.ids: the tokens of a rollout end with a reply.
         if len(ids) + reply > self.limits.tokens:
             self._stop(play, "tokens")
             return
         play.ids = ids
+        # Whether another turn may follow the next one.
         more = len(play.turns) + 1 < self.limits.turns
         longest = self.limits.longest(play.prompt, reply) if more else 0
+        # begin counts the tokens behind the prompt: with it no turn repeats the draws of another.
         self._generate([play], Earlier(ids, len(ids) - play.prompt, longest, len(self._plays)))
 
     def _failed(self, play: _Play, answer: Answer) -> None:
@@ -369,7 +394,9 @@ class Episodes:
         if play.opening is None:
             self._end(play, "failed")
             return
+        # Its group has not begun, and begins without it.
         play.said = None
+        # Its failure counts as its answer, unless it had answered before its host died.
         if self._asked.pop(play.key, None) is not None:
             self._opened(play.opening)
 
@@ -383,6 +410,7 @@ class Episodes:
         self.hosts.stopped(play.key)
 
     def _end(self, play: _Play, ending: Ending) -> None:
+        # An episode that failed before its first reply has no turn, and a rollout needs one.
         turns = tuple(play.turns) or (_nothing(play.context, play.read),)
         status = "finished" if ending == "done" else "failed" if ending == "failed" else "truncated"
         self._reports.append(Finished(play.request.id, Rollout(turns, status, play.error, ending)))
@@ -404,6 +432,7 @@ class Episodes:
             keys.append(play.key)
         self.engine.cancel(keys)
         for opening in openings:
+            # _opened() counts one more answer down.
             if opening.plays and not opening.missing:  # those that are left waited for the others
                 opening.missing = 1
                 self._opened(opening)
@@ -416,6 +445,7 @@ def environment_seed(prompt: Prompt) -> int:
     False
     """
     digest = hashlib.blake2b(f"{prompt.seed}:{prompt.uid}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    # 63 bits, a non-negative int64.
     return int.from_bytes(digest, "big") >> 1
 
 

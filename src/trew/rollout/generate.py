@@ -37,6 +37,7 @@ def generate(
         raise EngineError(f"n: got {n}, accepts a whole number of at least 1 completion for each prompt")
     waiting = _Waiting(prompts, n, sampling)
     engine.submit(list(waiting.requests.values()))
+    # From here on requests are open, which an exception must not leave behind.
     try:
         while waiting.requests:
             reports = _own(engine.poll(), waiting.requests)

@@ -34,6 +34,7 @@ class Demonstrations:
 def scored(prompt: Prompt, rollouts: Sequence[Rollout]) -> ScoredGroup:
     """A row as a group whose completions are right, since they are to be learned; of a pair, the first of them."""
     value = float(prompt.columns.get("score", 1.0))
+    # A pair is its chosen and its rejected answer, in this order (Encoder.pair).
     values = (1.0, 0.0) if PAIR in prompt.columns else [value] * len(rollouts)
     return ScoredGroup(Group(prompt, tuple(rollouts)), tuple(Score(value) for value in values))
 
@@ -50,6 +51,7 @@ def encode(
         rollouts = encoder.pair(prompt) if PAIR in prompt.columns else encoder.encode(prompt)
         if over := [length(r) for r in rollouts if length(r) > most]:
             long.append(max(over))
+            # Answers of a pair have one prompt: either both keep some tokens of the answer, or none does.
             rollouts = _fitted(rollouts, most, cut=settings.overlong == "truncate")
         if rollouts:
             rows.append(scored(prompt, rollouts))
@@ -94,6 +96,7 @@ class GivenRollouts:
 
     def next(self, step: int) -> StepRollouts:
         size = self.config.sft.batch
+        # The same prompts in any resumed run: the order is a pure function of the position.
         found = tuple(self.rows.train[i] for i in self.order.take(self.position, size))
         self.position += size
         return StepRollouts(found, found, facts={"epoch": self.position / len(self.rows.train)})

@@ -75,6 +75,7 @@ class Account:
     def oldest(self) -> int:
         """The published step of its oldest token, or that it can have at the oldest. Weights that a run left behind
         count as far back from the step where it went on as they were ahead of it."""
+        # common - (step - common): as far behind the fork as those weights were ahead of it.
         return min((2 * common - step for step, common in self.weights), default=self.asked)
 
     def oldest_after(self, step: int) -> int:
@@ -161,6 +162,7 @@ class Ledger:
         """How many tickets may be asked for now: dormant ones first. P (p + 1 + S), and one for each that was dropped
         and replaced, less those that were asked for; nothing beyond the last step."""
         ahead = min(self.published + 1 + self.staleness, self.steps) - self._first
+        # Dormant tickets were issued, and have to be asked for again.
         return self.prompts * ahead + self._replaced - (self.issued - len(self._dormant))
 
     @property
@@ -184,7 +186,9 @@ class Ledger:
         than it can train on; then it takes the earliest deadlines first, whichever groups are still running.
         """
         finished, running = self._by["finished"], self._by["running"]
+        # By deadline: finished tickets that this step has not taken yet.
         there = {d: len(numbers) - sum(n in numbers for n in taken) for d, numbers in finished.items()}
+        # Too few are finished for a whole step, and others are still running.
         if any(running.values()) and sum(there.values()) < most:
             return None
         # Counted first: a step that waits asks again whenever a group finishes, and must not sort all groups each time.
@@ -201,6 +205,8 @@ class Ledger:
             missing -= counts[deadline]
             left += available - counts[deadline] + unfinished
             behind = behind or unfinished > 0
+            # The steps from the next one to the deadline can take P (deadline - step) tickets. Where more are left,
+            # this step waits for the running ones among them instead of taking what has more time.
             waiting = waiting or (behind and left > self.prompts * (deadline - step))
         return [
             number
@@ -233,6 +239,7 @@ class Ledger:
     def version_at(self, step: int) -> int:
         """The version of the weights that ``step`` published, or else a number below all versions, in the same order:
         weights that were left behind may count as older than the first."""
+        # known: published step -> version.
         known = {published: version for version, published in self._step_of.items()}
         later = [known[s] for s in sorted(known) if s >= step]
         return later[0] if step >= 0 and later else min(step, 0)
@@ -251,7 +258,9 @@ class Ledger:
         -1, could train on them again. Returns the files that are still of use."""
         covered = max(covered, self._first)
         for number, account in list(self.accounts.items()):
+            # A ticket that ended after the checkpoint is open again for a run that goes on there.
             again = account.step > covered and covered - account.oldest_after(covered) <= self.staleness
+            # step is -1 while a ticket is open.
             if 0 <= account.step <= self.published and not again:
                 del self.accounts[number]
         return {account.stored.file for account in self.accounts.values() if account.stored is not None}
@@ -283,13 +292,16 @@ class Ledger:
         if not self.lines:
             self._first = step
         self.published = step
+        # Later versions belong to the branch that is left: their numbers will be given again.
         self._step_of = {v: s for v, s in self._step_of.items() if s <= step} | {entry["version"]: step}
         self._by = {"running": {}, "finished": {}}
         for account in self.accounts.values():
+            # Ended behind the mark, which the checkpoint does not know of: undone.
             if account.line >= mark:
                 self._replaced -= account.replaced
                 account.line, account.step, account.replaced = -1, -1, False
                 account.state = "finished" if account.weights else "running"
+            # This step is the last that older weights and those of the new branch have in common.
             account.weights = tuple((made, min(common, step)) for made, common in account.weights)
             if account.state == "running":
                 self._sleep(account, "the run was resumed")
@@ -299,6 +311,7 @@ class Ledger:
 
     def _expire(self) -> None:
         """Finished groups that the next step cannot train on any more have to be asked for again."""
+        # The next step is published + 1.
         for deadline in [d for d in self._by["finished"] if d <= self.published]:
             for number in sorted(self._by["finished"][deadline]):
                 age = self.published - self.accounts[number].oldest
@@ -312,12 +325,14 @@ class Ledger:
             raise ValueError(f"ticket {ticket.number} was issued after {self.issued} others")
         account = self.accounts[ticket.number] = Account(ticket, entry["published"])
         self.issued += 1
+        # attempt > 0 replaces a ticket of the step.
         self._regular += ticket.attempt == 0
         self._join(account)
 
     def _finished(self, entry: Mapping[str, Any]) -> None:
         account = self._leave(entry["finished"], "running")
         account.versions = tuple(entry["versions"])
+        # (published by, in common up to): equal until a run goes on from an earlier step.
         account.weights = tuple((self._step_of[v], self._step_of[v]) for v in account.versions)
         if "file" in entry:
             account.stored = Stored(entry["file"], entry["at"], entry["size"], entry["sha256"])
@@ -343,6 +358,7 @@ class Ledger:
     def _dropped(self, entry: Mapping[str, Any]) -> None:
         account = self._leave(entry["dropped"], "dormant", "running", "finished")
         account.state, account.why, account.replaced = "dropped", entry["why"], entry["replaced"]
+        # The step that is under way ends it.
         account.line, account.step = self.lines, self.published + 1
         self._replaced += account.replaced
 
@@ -364,6 +380,7 @@ class Ledger:
         if account.state not in states:
             raise ValueError(f"ticket {number} is {account.state}, not {' or '.join(states)}")
         self._dormant.discard(number)
+        # The heap may name tickets that are dormant no more; its first one must be.
         while self._dormant_order and self._dormant_order[0] not in self._dormant:
             heapq.heappop(self._dormant_order)
         if account.state in self._by:
@@ -376,6 +393,7 @@ class Ledger:
 
     def _sleep(self, account: Account, why: str) -> None:
         number = account.ticket.number
+        # In _begun() tickets are in no set yet.
         if number in self._by[account.state].get(self.deadline(number), ()):
             self._leave(number, account.state)
         account.state, account.why, account.stored = "dormant", why, None

@@ -63,6 +63,7 @@ class ReplayRollouts:
         if not self.follows:
             found = _of_other_weights(found)
         if self.objective.dynamic_sampling:
+            # Of what that run trained on: what it dropped stays dropped.
             kept = tuple(group for group in found.trained_on if has_both_outcomes(group, self.correct))
             found = dataclasses.replace(found, trained_on=kept)
         return found
@@ -93,6 +94,7 @@ class ReplayRollouts:
         """Raises ReplayError if the model cannot read the tokens."""
         every = [np.concatenate([r.prompt_ids, r.token_ids]) for g in found.sampled for r in g.group.rollouts]
         largest, longest = max((int(ids.max()) for ids in every), default=0), max(map(len, every), default=0)
+        # The reasons are those of ModelFacts.check: an id out of range would end a process on a GPU.
         if largest >= self.facts.vocabulary:
             raise ReplayError(
                 f"rollout.replay: step {step} has token {largest}, but the model's vocabulary has "
@@ -109,6 +111,7 @@ def _of_other_weights(found: StepRollouts) -> StepRollouts:
     """The rollouts with versions that are none of this run's, but for version 0."""
     at = {id(group): i for i, group in enumerate(found.sampled)}
     sampled = tuple(
+        # trained_on holds the same objects as sampled: places carry over to the changed ones.
         ScoredGroup(
             dataclasses.replace(scored.group, rollouts=tuple(map(_foreign, scored.group.rollouts))), scored.scores
         )

@@ -88,6 +88,7 @@ class SharedEngine(Generic[E]):
                 if not self._busy():
                     self.changed.wait()
                     continue
+                # Submitting and ending requests both change whether the engine is idle.
                 with self.timed():
                     self._poll()
                 self.changed.notify_all()
@@ -95,6 +96,7 @@ class SharedEngine(Generic[E]):
 
     def _poll(self) -> None:
         try:
+            # Under the lock, which views need for everything they do.
             # Without patience: whoever waits for the lock must not wait for completions.
             reports = self.engine.poll(0.0)
         except BaseException as error:  # whatever it is, everybody who waits must see it
@@ -102,6 +104,7 @@ class SharedEngine(Generic[E]):
                 view.fail(error)
             return
         for report in reports:
+            # The view's name in front: names have no colon.
             name, _, own = report.id.partition(":")
             self._views[name].take(dataclasses.replace(report, id=own))
 
@@ -163,6 +166,7 @@ class View:
 
     def fail(self, error: BaseException) -> None:
         """The engine has dropped all requests."""
+        # A view without requests has lost nothing, and its caller nothing to hear.
         if self.unfinished:
             self._error, self._reports = error, []
             self.unfinished.clear()

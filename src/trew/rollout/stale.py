@@ -34,6 +34,7 @@ class StaleRollouts(SyncRollouts):
             # Counted only once it is there: what raised is sampled again, with the same draws, in the next step.
             self._ahead[self._sampled + 1] = super().next(self._sampled + 1)
             self._sampled += 1
+        # A step that is trained again (after a failure) finds its rollouts; earlier ones are of no use any more.
         self._ahead = {number: found for number, found in self._ahead.items() if number >= step}
         self._now = self._ahead.pop(step)
         return self._now
@@ -64,6 +65,7 @@ class StaleRollouts(SyncRollouts):
 def _table(rollouts: StepRollouts) -> dict[str, Any]:
     """A step's rollouts without the columns of their prompts; those that are trained on by their place among all."""
     bare = [_with_prompt(g, dataclasses.replace(g.group.prompt, columns={})) for g in rollouts.sampled]
+    # By identity: trained_on holds the same objects as sampled.
     at = {id(group): i for i, group in enumerate(rollouts.sampled)}
     return {
         "sampled": bare, "trained_on": [at[id(group)] for group in rollouts.trained_on],

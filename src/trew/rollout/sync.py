@@ -51,6 +51,7 @@ class SyncRollouts:
 
     def next(self, step: int) -> StepRollouts:
         """Generates and scores the groups of ``step``; see :class:`.RolloutSource`."""
+        # None until the rollouts are complete: trained() learns nothing of a step that failed.
         self._now = None
         with self.interruptible():
             kept, sampled = self._collect(step)
@@ -121,6 +122,7 @@ class SyncRollouts:
             drawn = self.drawing.draw(self.position, taken=self._busy(taken))
             prompt = self.seeded(drawn.prompt, step)
             if prompt.uid in taken:
+                # taken only grows, so that no number is given twice.
                 prompt = dataclasses.replace(prompt, uid=f"{prompt.uid}~{len(taken)}")
             taken.add(prompt.uid)
             found.append(dataclasses.replace(drawn, prompt=prompt))
@@ -143,6 +145,7 @@ class SyncRollouts:
         as good as the greedy answer.
         """
         self.note("generating")
+        # Cuts do nothing at temperature 0, and are left out.
         greedy = dataclasses.replace(sampling(self.config, step, 0), temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
         answers = generate(self.engine, [g.group.prompt for g in groups], n=1, sampling=greedy)
         self.note("scoring")

@@ -35,6 +35,7 @@ class SlotLayer(CacheLayerMixin):
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         """Appends the new column and returns the view that attention reads: a slice, not a copy."""
+        # key_states, value_states: (rows, heads, new columns, head size).
         rows, new = key_states.shape[0], self.end + key_states.shape[2]
         self.keys[:rows, :, self.end : new] = key_states
         self.values[:rows, :, self.end : new] = value_states
@@ -82,10 +83,12 @@ class SlotCache(Cache):
         self._reserve(prefill, width, room)
         first, end = self.rows, self.end
         target = slice(first, first + len(lengths))
+        # Right-aligned: the prefill's last column goes to end - 1, the column before the next token's.
         for layer, new in zip(self.layers, prefill.layers, strict=True):
             assert isinstance(new, DynamicLayer)
             for own, shared in ((layer.keys, new.keys), (layer.values, new.values)):
                 assert shared is not None
+                # shared: (prompts, heads, width, head size) -> (new rows, heads, width, head size).
                 own[target, :, end - width : end] = shared[source]
                 # Masked, but memory that was never written may hold NaN, and 0 * NaN is NaN in the attention's sum.
                 own[target, :, : end - width] = 0
@@ -106,6 +109,7 @@ class SlotCache(Cache):
         """Moves the rows from ``first`` on: the row that is number i among them becomes number order[i]."""
         if order == sorted(order):
             return
+        # The inverse of order.
         place = sorted(range(len(order)), key=order.__getitem__)  # place[new] = old
         source = torch.tensor(place, device=self.layers[0].device) + first
         target = slice(first, first + len(order))
@@ -120,6 +124,7 @@ class SlotCache(Cache):
         Copies at most as many rows as have left: compacting in order could copy nearly the whole cache.
         """
         order = list(range(len(alive)))
+        # Slots below len(alive) whose row has left take the rows that lie above.
         gaps = sorted(set(order) - set(alive))
         moved = [row for row in alive if row >= len(alive)]
         if moved:
@@ -142,6 +147,7 @@ class SlotCache(Cache):
     def _reserve(self, prefill: DynamicCache, width: int, room: int) -> None:
         """Ensures that ``width`` columns fit before ``end`` and ``room`` after it; may move the whole cache."""
         used = self.end - self.begin
+        # Rows end at this column in the new buffer: it leaves room for the wider of what is there and what comes.
         end = max(used, width)
         capacity = self.layers[0].keys.shape[2] if self.layers else 0
         if self.layers and width <= self.end and self.end + room <= capacity:
@@ -158,6 +164,7 @@ class SlotCache(Cache):
                 if self.rows:
                     old: Tensor = getattr(self.layers[index], name)
                     buffer[: self.rows, :, end - used : end] = old[: self.rows, :, self.begin : self.end]
+                    # For the same reason as in add(): NaN in unwritten memory.
                     buffer[: self.rows, :, : end - used] = 0
                 buffers.append(buffer)
             layers.append(SlotLayer(*buffers))

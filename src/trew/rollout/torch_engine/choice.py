@@ -37,6 +37,7 @@ def choose(
         return plain, False
     probe = probe[:PROBE_TOKENS] if len(probe) > 1 else 2 * probe  # a prompt's end and a step take two tokens
     want = _plain_log_probs(model, probe)
+    # A stack of its own: a decoder that is refused is closed before the schedule ends.
     candidate = stack.enter_context(contextlib.ExitStack())
     choice: Verified[Decoder] = Verified(
         candidate.enter_context(found), plain, messages=messages, subject="the kernels",
@@ -58,6 +59,7 @@ def _log_probs(decoder: Decoder, probe: list[int], device: torch.device) -> Tens
     with decoder.active():
         got = [decoder.add([decoder.open(probe[:-1], 1)])[0].clone()]
         got.append(decoder.step(torch.tensor(probe[-1:], device=device))[0].clone())
+    # Rows first, then their prompts: nothing of the probe may stay.
     decoder.keep([])
     decoder.forget()
     return torch.stack(got).float().log_softmax(-1)
@@ -74,4 +76,5 @@ def _plain_log_probs(model: Any, probe: list[int]) -> Tensor:
 
 def _divergence(got: Tensor, want: Tensor) -> Tensor:
     """Returns the rows' largest KL divergence in nats; tokens with probability 0 in ``want`` do not count."""
+    # KL(want || got) = sum of p (log p - log q); abs(), since rounding may make it negative.
     return (want.exp() * (want - got)).where(want.isfinite(), 0.0).sum(-1).abs().max()

@@ -91,9 +91,11 @@ class Schedule:
 
         self.row_at: dict[int, _Scheduled] = {}  # by place
         self.free = list(range(slots))  # free places
+        # By place: (slots, max_tokens); and (3, slots, max_tokens) of policy log-probs, log-probs, entropies.
         self.tokens_out = torch.zeros((slots, sampling.max_tokens), dtype=torch.int64, device=self.device)
         self.floats_out = torch.zeros((3, slots, sampling.max_tokens), dtype=torch.float32, device=self.device)
 
+        # By slot, as the decoder numbers rows.
         self.place = torch.zeros(slots, dtype=torch.int64, device=self.device)  # of the row in the slot
         self.keys = torch.zeros(slots, dtype=torch.int64, device=self.device)  # of its draws
         self.begin = torch.zeros(slots, dtype=torch.int64, device=self.device)  # number of its first draw
@@ -109,7 +111,9 @@ class Schedule:
         """Queues completions: (tokens of a prompt, its requests). Each prompt is computed once for all its requests."""
         self.calls += 1
         for prompt_ids, requests in prompts:
+            # Turns of an episode have a context of their own, so that one that goes on comes alone.
             held = self._found(prompt_ids, requests)
+            # -1: goes on from what is held, and opens no prompt.
             prompt = -1 if held else self.decoder.open(prompt_ids.tolist(), len(requests))
             for request in requests:
                 self.added += 1
@@ -129,6 +133,7 @@ class Schedule:
             elif row.request.id in ids:
                 self.decoder.withdraw(row.prompt, 1)
         self.waiting = [row for row in self.waiting if row.request.id not in ids]
+        # Slots change as rows leave; places are what row_at knows rows by.
         places = self.place[: self.decoder.rows].tolist()
         if gone := [slot for slot, place in enumerate(places) if self.row_at[place].request.id in ids]:
             self._drop(gone)
@@ -151,6 +156,7 @@ class Schedule:
         ended = self._take(logits, first)
         found = self._completions(ended) if ended else []
         if ended:
+            # Before the rows go: the decoder copies what it holds.
             self._hold(ended, found)
             self._drop(ended)
         return found
@@ -163,6 +169,7 @@ class Schedule:
     def _admit(self) -> Tensor:
         """Fills free slots; returns the new rows' first logits (new rows, V)."""
         first = self.decoder.rows
+        # From the end of the list: see add().
         taken = [self.waiting.pop() for _ in range(min(self.slots - first, len(self.waiting)))]
         taken.sort(key=lambda row: row.held is not None)  # stable: rows of one prompt stay together
         logits = self._begun(taken)
@@ -186,6 +193,7 @@ class Schedule:
         if resumed := [(row.held, row.prompt_ids) for row in rows if row.held is not None]:
             assert isinstance(self.decoder, ResumingDecoder)
             numbers = [held.number for held, _ in resumed]
+            # The last token of the held turns was drawn and never fed: it comes first.
             tokens = [prompt_ids[len(held.ids) - 1 :].tolist() for held, prompt_ids in resumed]
             logits.append(self.decoder.resume(numbers, tokens))
         return torch.cat(logits) if len(logits) > 1 else logits[0]
@@ -208,6 +216,7 @@ class Schedule:
             if earlier is not None and earlier.longest:
                 ids = np.concatenate([done.prompt_ids, done.token_ids])
                 self.held[done.request.id] = _Held(ids, decoder.hold(slot))
+        # The oldest first: a dict keeps the order in which its entries came.
         while len(self.held) > self.slots:
             self._release(self.held.pop(next(iter(self.held))))
 
@@ -219,12 +228,14 @@ class Schedule:
         """Draws a token for slots ``first`` and up, and records it; returns the slots whose completion has ended."""
         new = slice(first, self.decoder.rows)
         keys, position, place = self.keys[new], self.position[new], self.place[new]
+        # Draws count on through the turns of an episode.
         numbers = position + self.begin[new]
         drawn = self.decoder.draw(logits, keys=keys, positions=numbers, sampling=self.sampling)
         self.tokens_out[place, position] = drawn.tokens
         self.floats_out[:, place, position] = drawn.floats
         self.last[new] = drawn.tokens
         position += 1  # in place: position is a view of self.position
+        # done (new rows,): an end token, or the limit.
         done = torch.isin(drawn.tokens, self.stop_ids) | (position >= self.sampling.max_tokens)
         # One flag for both questions: on a GPU, every value that Python looks at waits for the device.
         if bool((done | ~drawn.finite).any()):
@@ -273,6 +284,7 @@ class Schedule:
     def _completions(self, slots: list[int]) -> list[Completion]:
         """Copies what the rows in these slots have drawn; their places are reused afterwards."""
         places, lengths = self.place[slots].tolist(), self.position[slots].tolist()
+        # (ended rows, longest of them) -> one array per row, cut to its length.
         tokens = self.tokens_out[places, : max(lengths)].cpu().numpy()
         policy_logprobs, logprobs, entropies = self.floats_out[:, places, : max(lengths)].cpu().numpy()
         return [

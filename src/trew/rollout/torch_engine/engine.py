@@ -142,10 +142,12 @@ class TorchEngine:
             return []
         until = math.inf if timeout_s is None else time.monotonic() + timeout_s
         try:
+            # Around all passes of the poll: autocast casts the weights once while it lasts.
             with _generating(self.model, self.autocast):
                 schedule = self._filled()
                 with schedule.decoder.active():
                     ended = schedule.advance()  # one pass in any case, so that poll(0) makes progress
+                    # Counts passes after the first completion that has ended.
                     more = MORE_PASSES
                     while schedule.unfinished and (more or not ended) and time.monotonic() < until:
                         more -= bool(ended)
@@ -175,6 +177,7 @@ class TorchEngine:
 
     def _filled(self) -> Schedule:
         """Returns the schedule, or a new one, after adding all requests from the queue that may join it."""
+        # What is unfinished and not in the schedule is in the queue, which therefore has a first request.
         if self._schedule is not None and not self._schedule.unfinished and not self._fits(self._queue[0]):
             self._end()  # it only holds what was computed for other episodes
         schedule = self._schedule or self._begin()
@@ -206,6 +209,7 @@ class TorchEngine:
             slots=min(self.batch, max(len(first), beside)), longest_prompt=self._longest,
             max_tokens=sampling.max_tokens, autocast=self.autocast, tell=lambda text: say(self.messages, text),
         )  # fmt: skip
+        # Packed weights and memory live in _held until _end().
         decoder, refused = choose(
             self._held, self.model, None if self.refused else self.backend, work, probe=longest.tolist(),
             messages=self.messages,

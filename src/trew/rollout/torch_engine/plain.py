@@ -52,10 +52,13 @@ class ForwardDecoder(OpenPrompts[tuple[DynamicCache, Tensor]]):
 
     def add(self, prompts: Sequence[int]) -> Tensor:
         logits = []
+        # Each prompt once, in the order of its rows.
         for wave in self._waves(list(dict.fromkeys(prompts))):
             held, self.held = self.held, None  # this wave uses it, or drops it
             cache, scores = held[1] if held and held[0] == wave[0] else self._prefill(wave)
+            # The rows of this wave, several for one prompt.
             members = [p for p in prompts if p in set(wave)]
+            # source[i]: the row of the prefill that new row i copies.
             source = torch.tensor([wave.index(p) for p in members], device=self.device)
             lengths = [len(self.prompt_ids[p]) for p in members]
             self.cache.add(cache, source=source, lengths=lengths, room=self.max_tokens)
@@ -76,6 +79,7 @@ class ForwardDecoder(OpenPrompts[tuple[DynamicCache, Tensor]]):
         return self._call(
             tokens[:, None],
             cache,
+            # mask (rows, columns): each row sees its own columns and the new one; positions (rows, 1).
             mask=columns >= starts[:, None],
             positions=cache.end - starts[:, None],
             ragged=max(cache.starts) > cache.begin,
@@ -101,6 +105,7 @@ class ForwardDecoder(OpenPrompts[tuple[DynamicCache, Tensor]]):
             found = self._resumed([self._held_rows.pop(held[n]) for n in alike], [tokens[n] for n in alike])
             order += alike
             logits |= zip(alike, found, strict=True)
+        # Rows were appended by length of their new tokens; callers expect the order that they asked in.
         self.cache.reorder(self.rows - len(order), order)
         return torch.stack([logits[number] for number in range(len(held))])
 
@@ -109,6 +114,7 @@ class ForwardDecoder(OpenPrompts[tuple[DynamicCache, Tensor]]):
         lengths = [row.get_seq_length() for row in rows]
         width, new = max(lengths), len(tokens[0])
         cache = _side_by_side(rows, width)
+        # Rows are padded on the left: starts (rows,) is each one's first column.
         starts = torch.tensor([width - length for length in lengths], device=self.device)
         columns = torch.arange(width + new, device=self.device)
         logits = self._call(
@@ -142,6 +148,7 @@ class ForwardDecoder(OpenPrompts[tuple[DynamicCache, Tensor]]):
         """Computes prompts; returns their left-padded cache, and the logits (prompts, V) after their last tokens."""
         ids = [self.prompt_ids[p] for p in prompts]
         width = max(map(len, ids))
+        # Token 0 as padding: any id will do, for it is masked.
         tokens = torch.tensor([[0] * (width - len(row)) + list(row) for row in ids], device=self.device)
         starts = torch.tensor([width - len(row) for row in ids], device=self.device)
         columns = torch.arange(width, device=self.device)
@@ -150,6 +157,7 @@ class ForwardDecoder(OpenPrompts[tuple[DynamicCache, Tensor]]):
             tokens,
             cache,
             mask=columns >= starts[:, None],
+            # Padding would have negative positions, which tables of positions cannot look up.
             positions=(columns - starts[:, None]).clamp(min=0),
             ragged=len({len(row) for row in ids}) > 1,
         )

@@ -64,10 +64,12 @@ def uniforms(keys: Tensor, positions: Tensor) -> Tensor:
     >>> (uniforms(torch.tensor([1234567]), torch.tensor([0])) * 2**53).long()  # 6457827717110365317 >> 11
     tensor([3153236189995295])
     """
+    # Draw number n of a key is the n-th output of a splitmix64 generator that starts at the key.
     z = keys + (positions + 1) * _signed(_GOLDEN)
     z = (z ^ _shift(z, 30)) * _signed(_MIX1)
     z = (z ^ _shift(z, 27)) * _signed(_MIX2)
     z = z ^ _shift(z, 31)
+    # The upper 53 bits, as many as a float64 holds exactly.
     return _shift(z, 11).double() * 2.0**-53
 
 
@@ -127,6 +129,7 @@ def _threshold(e: Tensor, sampling: Sampling) -> Tensor:
     # At least the smallest normal number: an entry of weight 0 must never pass as kept.
     low = e.new_full((e.shape[0], 1), torch.finfo(e.dtype).tiny)
     if 0 < sampling.top_k < vocabulary:
+        # low (B, 1): the k-th largest weight; ties with it stay.
         low = torch.maximum(low, e.topk(sampling.top_k, sorted=True).values[:, -1:])
     if sampling.min_p > 0:
         low = low.clamp(min=sampling.min_p)  # min_p is relative to the largest probability, which is 1 in e
@@ -153,6 +156,7 @@ def _invert(e: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
 
     Works in two levels, so that running sums cover V / 256 blocks and one block, not V entries.
     """
+    # Level 1: sums of blocks (B, blocks), to find the block in which the draw falls.
     vocabulary = e.shape[-1]
     whole = vocabulary // _BLOCK
     blocks = e[:, : whole * _BLOCK].unflatten(-1, (whole, _BLOCK)).sum(-1)
@@ -161,8 +165,10 @@ def _invert(e: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     running = blocks.cumsum(-1, dtype=torch.float64)
     target = uniform.unsqueeze(-1) * running[:, -1:]
     block = _first_above(running, target)
+    # before (B, 1): the mass of all earlier blocks.
     before = F.pad(running, (1, 0)).gather(-1, block)
 
+    # Level 2: the weights of that block alone (B, 256), 0 beyond the end of the vocabulary.
     columns = block * _BLOCK + torch.arange(_BLOCK, device=e.device)
     inside = e.gather(-1, columns.clamp(max=vocabulary - 1)).where(columns < vocabulary, 0.0)
     tokens = block * _BLOCK + _first_above(inside.cumsum(-1, dtype=torch.float64), target - before)

@@ -72,6 +72,7 @@ def read(found: Any, asked: Asked, *, decode: Callable[[Sequence[int]], str]) ->
         turns = [_turn(choice, asked, decode) for choice in choices]
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise BadAnswer(f"a malformed answer: {type(error).__name__}: {error}") from None
+    # The same turn for each: greedy completions are equal.
     return turns * asked.count if greedy else turns
 
 
@@ -94,6 +95,7 @@ def _turn(choice: Mapping[str, Any], asked: Asked, decode: Callable[[Sequence[in
 def _check_tokens(ids: Sequence[int], asked: Asked) -> None:
     if not 1 <= len(ids) <= asked.sampling.max_tokens:
         raise BadAnswer(f"a completion of {len(ids)} tokens, where 1 to {asked.sampling.max_tokens} are possible")
+    # type(), because True is an int.
     wrong = [i for i in ids if type(i) is not int or not 0 <= i < asked.vocabulary]
     if wrong:
         raise BadAnswer(f"token id {wrong[0]!r}, which is outside the model's vocabulary of {asked.vocabulary}")
@@ -113,6 +115,7 @@ def _logprobs(content: Sequence[Mapping[str, Any]], ids: Sequence[int], *, greed
         raise BadAnswer(f"a log-prob of {wrong[0]}, accepted are finite numbers of at most 0")
     if greedy:
         return np.zeros(len(ids), np.float32)
+    # Rounding may leave a log-prob just above 0.
     return np.minimum(np.array(values, np.float32), np.float32(0))
 
 
@@ -122,6 +125,7 @@ def _spans(found: Sequence[Mapping[str, Any]], count: int, versions: Mapping[str
         known = ", ".join(map(repr, versions))
         raise BadAnswer(f"tokens of weights {strange[0]!r}, which it cannot have; published are {known}")
     spans = tuple(Span(versions[span["version"]], int(span["start"]), int(span["end"])) for span in found)
+    # Spans follow one another without a gap, from 0 to the end.
     bounds = [0, *(span.end for span in spans)]
     if [span.start for span in spans] != bounds[:-1] or bounds[-1] != count:
         raise BadAnswer(f"versions that do not cover the {count} tokens of a completion")

@@ -38,6 +38,7 @@ def fill(
     part: list[tuple[str, Tensor]] = []
     size = 0
     for name, tensor in tensors:
+        # Counted as it will be stored, not as it is.
         length = form.padded(tensor.numel() * stored(tensor).itemsize)
         if part and size + length > BUCKET_BYTES:
             yield _filled(part, allocate(size), stored)
@@ -54,6 +55,7 @@ def _filled(part: Sequence[tuple[str, Tensor]], data: Tensor, stored: Callable[[
         dtype = stored(tensor)
         length = tensor.numel() * dtype.itemsize
         data[at : at + length].view(dtype).view(tensor.shape).copy_(tensor)
+        # The checksum covers the padding, so it must not be left as the memory was.
         data[at + length : at + form.padded(length)] = 0
         tensors[name] = published.Tensor(str(dtype).removeprefix("torch."), tuple(tensor.shape))
         at += form.padded(length)

@@ -148,6 +148,7 @@ class VllmEngine:
             taken.add(request.id)
         # Everything is checked before the engine's state changes: a refused call must leave nothing behind.
         flights = list(self._grouped(requests))
+        # Does not wait: raises where no server is left and none can come back.
         self._await_a_server(time.monotonic())
         self._waiting += flights
         self._unfinished |= taken
@@ -196,6 +197,7 @@ class VllmEngine:
             self.facts.check(prompt, array, sampling.max_tokens)
             endings = Endings.of(self.renderer, sampling, ids=self.renderer.stop_ids | self.facts.ends)
             # Sample i has the draws of seed + i, on which a gap between the numbers must have no influence.
+            # Equal for consecutive samples: sample minus place changes at every gap.
             runs = itertools.groupby(enumerate(same), key=lambda pair: pair[1].sample - pair[0])
             for _, run in runs:
                 yield _Flight([request for _, request in run], array, endings)
@@ -208,6 +210,7 @@ class VllmEngine:
             if not free:
                 return
             server, flight = min(free, key=lambda s: s.open), self._waiting.popleft()
+            # By the version and the life at this moment its answer is judged.
             flight.server, flight.since, flight.life = server, self._version, server.lives
             server.groups += 1
             server.open += len(flight.requests)
@@ -264,6 +267,7 @@ class VllmEngine:
             self._blame(server, error, reason, len(flight.requests))
         lost = [request.id for request in flight.requests if request.id in self._unfinished]
         self._unfinished.difference_update(lost)
+        # Raises where nobody is left to ask again.
         self._await_a_server(time.monotonic())
         return [Lost(each, reason) for each in lost]
 
@@ -277,6 +281,7 @@ class VllmEngine:
         self.counts["refused"] += completions
         server.bad += 1
         self.tell(f"{reason}; its {completions} completions are asked for again")
+        # Not restarted: it lives, and the next update proves its weights anew.
         if server.bad >= BAD_ANSWERS:
             self._give_up(server, f"{server.bad} answers in a row could not be used, the last: {reason}")
 
@@ -287,6 +292,7 @@ class VllmEngine:
 
     def _require_a_server(self) -> None:
         if not self._usable():
+            # missing: a cluster may have room again later, so that the run can be resumed.
             kind = MissingResources if any(server.missing for server in self.servers) else EngineError
             raise kind(f"no server is left that has the weights of version {self._version}: {self._complaints()}")
 
@@ -326,6 +332,7 @@ class VllmEngine:
                 server.why = revival.error
                 self.tell(f"{server.why}; the server is not used until an update succeeds")
             elif revival.published is None or revival.published is not self._newest:  # others came meanwhile
+                # Only updated: it runs already.
                 self._begin_revival(server, lambda: None)
             else:
                 server.version, server.bad, server.gap = revival.published.version, 0, revival.gap
@@ -344,6 +351,7 @@ class VllmEngine:
                 self._retried = False
                 self._require_a_server()
             else:
+                # All at once, and only once before some server is usable again.
                 self._retried = True
                 for server in self.servers:
                     self._revive(server)
@@ -365,6 +373,7 @@ class VllmEngine:
             self._finish()
         self._welcome()
         behind = [server for server in self.servers if server.version != published.version]
+        # A label that no server has had means new weights, whatever their number is.
         if published.label not in self._labels:
             behind = self.servers
         self._labels[published.label] = published.version
@@ -373,6 +382,7 @@ class VllmEngine:
         self._version = published.version
         while not self._usable() and self._revivals:
             self._await_a_revival()
+        # Answers carry no label from before their request was sent: what is older than all of them is forgotten.
         oldest = min((flight.since for flight in self._flights), default=self._version)
         self._labels = {label: version for label, version in self._labels.items() if version >= oldest}
         self._require_a_server()
@@ -394,6 +404,7 @@ class VllmEngine:
                 list(threads.map(self._sleep, awake))
 
     def _sleep(self, server: Server) -> None:
+        # Nothing is sent to it from here on.
         before, server.version = server.version, None
         try:
             sleep(server.endpoint, timeout_s=self.sync_timeout_s)
@@ -411,6 +422,7 @@ class VllmEngine:
         """Updates servers in parallel; one that fails is not used and keeps the reason. Dead servers are restarted."""
         for server in servers:
             server.version, server.why = None, f"server {server.endpoint}: its weights are being updated"
+        # While they are updated servers make no tokens, which must not look as if they hung.
         self._traffic.paused = {server.endpoint for server in servers}
         gone: list[bool] = []
         try:
@@ -422,6 +434,7 @@ class VllmEngine:
         for server, lost in zip(servers, gone, strict=True):
             if server.version is None:
                 self.tell(f"{server.why}; the server is not used until an update succeeds")
+            # Answers of this life are not used any more.
             if lost:
                 server.lives += 1
                 self._revive(server)

@@ -219,6 +219,7 @@ def install(folder: Path, *, cpu: bool, say: Callable[[str], None] = print) -> V
     log = folder / "install.log"
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
+        # The mark comes first: what is half made can be completed by the same command.
         (folder / MARK).touch()
         log.write_bytes(b"")
         python = python_of(folder)
@@ -270,6 +271,7 @@ def _check_folder(folder: Path) -> None:
 
 def _check_space(folder: Path, *, gib: int) -> None:
     there = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    # An environment that was begun has taken some of that space already.
     if (free := shutil.disk_usage(there).free) < gib * GIB and not python_of(folder).is_file():
         raise StorageError(
             f"{folder}: {free / GIB:.1f} GiB are free, vLLM's environment needs {gib}; free some space, or choose "
@@ -282,6 +284,7 @@ def _writing(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        # TimeoutError is an OSError as well; one without a file is not about the folder.
         if isinstance(error, TimeoutError) or error.filename is None:
             raise
         raise StorageError(f"{folder}: cannot be written: {error.strerror or error}; choose another folder") from None
@@ -302,6 +305,7 @@ def _index_answers() -> bool:
 
 def _fails(python: Path, module: str) -> bool:
     """Whether ``module`` is installed and cannot be imported."""
+    # 7: not installed, which is no failure.
     program = f"import importlib.util as u, sys; sys.exit(7 if u.find_spec({module!r}) is None else 0)"
     command = [str(python), "-I", "-c"]
     quiet: dict[str, Any] = {"capture_output": True, "timeout": _IMPORT_S, "env": bare_environment()}

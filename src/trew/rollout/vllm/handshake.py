@@ -81,6 +81,7 @@ def _problems(endpoint: Endpoint, expected: Expected, root: Path) -> Iterator[st
     missing = [route for route in needed if route not in _ask(endpoint, "/openapi.json").get("paths", {})]
     if missing:
         yield f"has no route {', '.join(missing)}; {expected.start}"
+    # What needs a missing route is not asked: the reason is told already.
     if "/server_info" not in missing:
         config = _ask(endpoint, "/server_info", config_format="json").get("vllm_config", {})
         yield from _of_settings(config, expected)
@@ -101,9 +102,11 @@ def _of_settings(config: Mapping[str, Any], expected: Expected) -> Iterator[str]
         if (got := model.get(key)) not in (None, want):
             yield f"has {key} = {got!r}, needs {want!r}; {expected.start}"
     backend = (config.get("weight_transfer_config") or {}).get("backend")
+    # All engines of trew-vllm take files as well.
     if backend not in ({*ENGINES.values()} if expected.backend == "trew_files" else {expected.backend}):
         yield f"has the weight transfer backend {backend!r}, needs {expected.backend!r}; {expected.start}"
     dtype = str(model.get("dtype")).removeprefix("torch.")
+    # "None": the server does not report it.
     if dtype not in ("None", expected.dtype):
         yield f"computes in {dtype}, the learner in {expected.dtype}; start it with --dtype {expected.dtype}"
     length = model.get("max_model_len")

@@ -76,18 +76,21 @@ class Keeper:
         self.servers.close()
 
     def _is_up(self, kept: Kept) -> None:
+        # The state comes last: other threads take the rest for granted once it says up.
         kept.life, kept.since, kept.fresh = secrets.token_hex(8), time.monotonic(), True
         kept.why, kept.state = "", "up"
 
     def _keep(self, kept: Kept) -> None:
         server = self.servers.servers[kept.number]
         while kept.state != "lost" and not self._ending.is_set():
+            # The wait is also the pause between two looks.
             if kept.asked.wait(LOOK_S) or server.died():
                 self._again(kept)
 
     def _again(self, kept: Kept) -> None:
         """Starts a server again until it answers, or gives it up."""
         why = self.servers.cause(kept.number) or f"server {kept.number}: {kept.why or 'it made no progress'}"
+        # A server that was up for long starts with all its tries again.
         if time.monotonic() - kept.since > PROVEN_S:
             kept.tries = 0
         kept.state, kept.why, kept.fresh = "starting", f"{why}; it is being started again", True

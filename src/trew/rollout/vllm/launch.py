@@ -37,6 +37,7 @@ def servers(config: Config, *, model: Path, device: str, folder: Path) -> Server
     found = environment.probe(environment.find(config.cluster.python))
     if problems := found.problems():
         raise ConfigError([f"cluster.python: {problem}" for problem in problems])
+    # vLLM's build for CPUs uses none, whatever the machine has.
     gpus = [] if found.cpu else shares(config, visible(), device=device)
     made = options(config, python=found.python, model=model, gpus=config.cluster.server_gpus if gpus else 0)
     made = dataclasses.replace(made, backend=backend(config, gpus=made.gpus, device=device))
@@ -59,6 +60,7 @@ def options(config: Config, *, python: Path, model: Path, gpus: int) -> ServerOp
     table: dict[str, Any] = files.get("text_config") or files
     prompt = max(one.max_prompt_tokens for one in config.sets)
     length = prompt + max(config.rollout.max_tokens, config.eval.max_tokens)
+    # No more than the model has positions, where it says so.
     length = min(max(length, SHORTEST), table.get("max_position_embeddings") or length)
     count = config.cluster.servers
     return ServerOptions(
@@ -76,6 +78,7 @@ def _cache_gib(table: dict[str, Any], *, dtype: str, tokens: int, count: int) ->
     """Whole GiB that hold the keys and values of ``tokens`` positions, at most a share of the memory that is free."""
     heads = table.get("num_key_value_heads") or table.get("num_attention_heads", 1)
     width = table.get("head_dim") or table.get("hidden_size", 1) // table.get("num_attention_heads", 1)
+    # Keys and values: 2 L K b bytes a token.
     size = 2 * table.get("num_hidden_layers", 1) * heads * width * (4 if dtype == "float32" else 2) * tokens
     most = (free_bytes() or 8 * GIB) // _CACHE_SHARE // count
     return max(1, -(-min(size, most) // GIB))
@@ -110,6 +113,7 @@ def shares(config: Config, gpus: list[str], *, device: str) -> list[str]:
             f"cluster.servers: got {count} with cluster.server_gpus = {each}, which needs {count * each} GPUs; this "
             f"process sees {len(gpus)}. Use fewer, or vLLM's build for CPUs (trew cluster install-vllm --build cpu)"
         )
+    # The learner has the first GPUs.
     taken = gpus[: count * each] if config.cluster.colocate else gpus[len(gpus) - count * each :]
     kind, _, index = device.partition(":")
     learner = gpus[int(index or 0)] if kind == "cuda" else None

@@ -68,6 +68,7 @@ class OnGpu:
             form.release(handles)
             raise
         finally:
+            # Gives back what all readers have let go of.
             torch.cuda.ipc_collect()
 
 

@@ -72,6 +72,7 @@ class Proxy:
         elif ROUTES[path] != scope["method"]:
             await answer(send, 405, f"{path} takes {ROUTES[path]}, got {scope['method']}")
         elif kept.state != "up":
+            # 502: a run takes the server for gone, not the request for refused (client.GATEWAY).
             await answer(send, 502, kept.why)
         elif path == GENERATE and kept.fresh:
             # Its weights are those of the model's files: whoever asks it now believes that it has others.
@@ -81,10 +82,12 @@ class Proxy:
 
     async def _pass_on(self, number: int, scope: Scope, upload: _Upload, send: Send) -> None:
         """Passes a request on; gives it up, which ends the work on it, as soon as its client is gone."""
+        # Whichever ends first decides: the answer, or the client's leaving.
         passing = asyncio.ensure_future(self._carry(number, scope, upload, send))
         watching = asyncio.ensure_future(upload.gone())
         try:
             await asyncio.wait((passing, watching), return_when=asyncio.FIRST_COMPLETED)
+            # Raises what it raised, if anything.
             if passing.done():
                 await passing
         finally:
@@ -98,6 +101,7 @@ class Proxy:
         began = False
         try:
             async with self._request(number, scope, upload) as response:
+                # Only of the life that was updated: the server may have been started again meanwhile.
                 if scope["path"] == FINISH and response.status_code == 200 and kept.life == life:
                     kept.fresh = False
                 began = True
@@ -144,6 +148,7 @@ async def _pass_on(response: httpx2.Response, send: Send) -> None:
     """Sends a server's answer to the client, piece by piece as it comes."""
     headers = [(k.lower(), v) for k, v in response.headers.raw if k.lower() in _PASSED]
     await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
+    # Raw, because the length in the headers is that of the bytes as the server sent them.
     async for piece in response.aiter_raw():
         await send({"type": "http.response.body", "body": piece, "more_body": True})
     await send({"type": "http.response.body", "body": b""})

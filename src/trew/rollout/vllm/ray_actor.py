@@ -82,9 +82,11 @@ class _Server:
 
     def _run(self, request: ServerRequest) -> None:
         try:
+            # tries=0: a server that ends is the run's to start again.
             keeper = Keeper(self._servers(request), tries=0, tell=_say)
             self._ending.callback(keeper.close)
             self._keeper = keeper
+            # close() may have come before there was a keeper that it could close.
             if self._closed.is_set():
                 return
             bound = self._ending.enter_context(listening.bound_on_node(request.host))
@@ -107,6 +109,7 @@ class _Server:
                 )
         config = parse(dict(request.config))
         own = dataclasses.replace(config, cluster=dataclasses.replace(config.cluster, servers=1))
+        # No learner is on this actor's GPUs.
         made = launch.servers(own, model=Path(request.model), device="cpu", folder=Path(request.folder))
         for server in made.servers:
             if bool(server.options.gpus) != bool(request.gpus):

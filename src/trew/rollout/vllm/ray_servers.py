@@ -116,6 +116,7 @@ class RayServers:
         with held.lock:
             held.number += 1
             for _ in range(DEATHS):
+                # A new actor knows of no order and is asked with the same number.
                 try:
                     return self._until_up(held, seconds)
                 except _Gone:
@@ -134,6 +135,7 @@ class RayServers:
             cpus=int(self._bundle.get("CPU", 1)), gpus=int(self._bundle.get("GPU", 0)),
         ))  # fmt: skip
         said = self._ask(held, "start", held.number, request)
+        # An older number: the actor has not taken this order yet.
         while said.state == "starting" or said.number < held.number:
             if self._closed.is_set():
                 raise EngineError(f"{held} is not started: the run has ended")

@@ -83,6 +83,7 @@ class Returns:
         endpoint, known = self._endpoints[number], self._lives[number]
         if known is None:
             raise EngineError(f"server {endpoint}: is gone, and no trew serve starts it again; do so yourself")
+        # heard: when trew serve last answered, whatever it said. Only a longer silence than AWAY_S gives it up.
         until, heard = time.monotonic() + seconds, time.monotonic()
         while time.monotonic() < until:
             try:
@@ -107,6 +108,7 @@ class Returns:
             raise EngineError(f"server {endpoint}: is gone, and no trew serve is in front of it any more")
         if found.state == "lost":
             raise EngineError(f"server {endpoint}: {found.why}")
+        # It answers for a server that makes no progress: only the run has noticed.
         if found.state == "up" and found.life == known:
             params = {"life": known}
             call(endpoint, "POST", RENEW, what="having it started again", timeout_s=_ASK_S, params=params)

@@ -46,6 +46,7 @@ class Revival:
     def _run(self) -> None:
         try:
             self.endpoint = self._restart() or self.endpoint
+            # Other weights may have been published while these were loaded.
             while self.published is not (newest := self._newest()):
                 self.gap = update(self.endpoint, newest, timeout_s=self._timeout_s).gap
                 self.published = newest

@@ -101,6 +101,7 @@ def _first_difference(
     if len(ids) == 1:
         return ids[0], theirs
     half = len(ids) // 2
+    # The second half is asked about only if the first has no such token.
     return _first_difference(endpoint, model, tokenizer, ids[:half]) or _first_difference(
         endpoint, model, tokenizer, ids[half:]
     )

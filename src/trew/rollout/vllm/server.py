@@ -134,6 +134,7 @@ def variables(options: ServerOptions, *, token: str, devices: str) -> dict[str, 
         settings["CUDA_VISIBLE_DEVICES"] = devices
     else:
         # nobind: by default every server binds its threads to the same first cores.
+        # Ours come first: what the user has set for vLLM stays.
         kept = {"VLLM_CPU_KVCACHE_SPACE": str(options.cache_gib), "VLLM_CPU_OMP_THREADS_BIND": "nobind", **kept}
         settings["OMP_NUM_THREADS"] = settings["MKL_NUM_THREADS"] = str(options.threads)
     return {**kept, **settings}
@@ -168,6 +169,7 @@ class ServerProcess:
         line = command(self.options, path)
         with self.log.open("ab") as log:
             log.write(f"==== trew starts: {' '.join(line)}\n".encode())
+            # Why this start ended is not looked for in what earlier ones wrote.
             self._began = log.tell()
             self._program = GuardedProgram(
                 line, output=log, folder=self.log.parent, grace_s=GRACE_S,
@@ -217,6 +219,7 @@ class Servers:
         # A server may be restarted by another thread than the one that ends the run: none may start after that.
         self._lock, self._closed = threading.Lock(), False
         self._sockets = _place_for_sockets(folder)
+        # A folder that was made for sockets alone goes with the servers.
         self._remove = weakref.finalize(self, shutil.rmtree, self._sockets, True) if self._sockets != folder else None
         self.servers = tuple(
             ServerProcess(options, i, sockets=self._sockets, logs=folder, devices=devices[i] if devices else "")
@@ -253,6 +256,7 @@ class Servers:
                 raise EngineError(f"{server} is not started again: the run has ended")
             server.stop()
             server.start()
+        # Outside the lock: close() must be able to end a server that never answers.
         try:
             _wait([server], seconds)
         except BaseException:
@@ -320,4 +324,5 @@ def _last_words(log: Path, began: int) -> list[str]:
         return []
     lines = [_PREFIX.sub("", line).strip()[:500] for line in text.splitlines()]
     errors = list(dict.fromkeys(line for line in lines if _ERROR.search(line)))
+    # A single error is first and last in one: the slice leaves it once.
     return [errors[0], *errors[-1:]][: len(errors)] if errors else [line for line in lines if line][-_SHOWN_LINES:]

@@ -57,6 +57,7 @@ class Stream:
         size = 1 + _workers(endpoint, what, timeout_s=min(QUICK_S, timeout_s))
         start(endpoint, what, timeout_s=timeout_s)
         try:
+            # It listens before the server is told where.
             meeting = _Meeting(own_address(endpoint), size, until)
         except (OSError, RuntimeError) as error:
             raise EngineError(
@@ -68,6 +69,7 @@ class Stream:
             "address": meeting.address, "port": meeting.store.port, "key": meeting.key, "size": size,
             "seconds": timeout_s, "buckets": [each.bucket.table() for each in self.filled],
         }  # fmt: skip
+        # The answer comes once all weights have arrived: it is waited for in a thread while they are sent.
         answer = _asked(
             lambda: call(
                 endpoint, "POST", "/update_weights", what=f"{what}: updating", timeout_s=timeout_s,
@@ -86,6 +88,7 @@ class Stream:
         finally:
             meeting.close()
         try:
+            # The server has yet to verify and load what was sent last.
             answer.result(max(0.0, until - time.monotonic()) + _GRACE_S)
         except TimeoutError:
             raise ServerHung(f"server {endpoint}: {what}: updating: no answer within {timeout_s:g} s") from None
@@ -93,6 +96,7 @@ class Stream:
     def _send(self, meeting: _Meeting) -> None:
         meeting.join(self.backend)
         for each in self.filled:
+            # From host memory to the device bucket by bucket: the GPU never holds the whole version.
             for piece in each.data.to(self.device).split(groups.PIECE_BYTES):
                 meeting.send(piece)
 
@@ -144,6 +148,7 @@ class _Meeting:
         self.address, self.key, self._size, self._until = address, secrets.token_hex(16), size, until
         self._group: Any = None
         with socket.create_server((address, 0), family=_family(address)) as listener:
+            # The listening socket is handed to the store, so that nobody else can take the port in between.
             port, descriptor = listener.getsockname()[1], listener.detach()
         self.store = dist.TCPStore(
             address, port, is_master=True, wait_for_workers=False, timeout=self.left(), master_listen_fd=descriptor
@@ -158,6 +163,7 @@ class _Meeting:
 
     def gather(self, answer: Future[Any]) -> None:
         """Waits until all workers are connected. Raises the server's error if it answers before that."""
+        # Workers are ranks 1 and up, and each enters its key when it has connected.
         there = [f"{self.key}/{rank}" for rank in range(1, self._size)]
         while not self.store.check(there):
             self.left()

@@ -106,6 +106,7 @@ class EndpointTeacher:
         Raises EngineError where ``known`` is another."""
         now = served(self.endpoint)
         if self.known is None:
+            # One place stays free: the server generates a token behind what it reads.
             ids = ids[: min(READ, (now.length or READ) - 1)]
         found = Known(now.name, tuple(ids), tuple(self._probe(now, ids)))
         self._compare(self.known or found, found)
@@ -113,6 +114,7 @@ class EndpointTeacher:
         return self.known
 
     def logprobs(self, samples: Sequence[TrainingSample]) -> Float[Tensor, "N"]:
+        # 0 on the other ranks, so that the sum over all ranks is what rank 0 has read.
         out = torch.zeros(sum(len(s.token_ids) for s in samples), dtype=torch.float32)
         failed: EngineError | ModelError | None = None
         with failing_together(self._parallel):
@@ -121,6 +123,7 @@ class EndpointTeacher:
                     out = torch.from_numpy(np.concatenate([*self._all(samples), np.zeros(0, np.float32)]))
                 except (EngineError, ModelError) as error:
                     failed = error
+        # Told to all ranks, which would otherwise wait for the sum.
         said = self._parallel.gather(None if failed is None else str(failed))[0]
         if failed is not None:
             raise failed
@@ -138,14 +141,17 @@ class EndpointTeacher:
         while len(found) < len(samples):
             before = len(found)
             try:
+                # After each return: another model may be back under the same name.
                 name = self._recognised().name
                 self._gather(samples, found, name)
             except ServerGone as error:
+                # Only returns without progress count: a long step may outlive several restarts.
                 returns = 0 if len(found) > before else returns + 1
                 if returns > TRIES:
                     raise EngineError(f"teacher.endpoint: {error}; it went away {returns} times at the same samples") \
                         from None  # fmt: skip
                 self._await(error)
+        # All of them at once, so that the evidence of the step is whole.
         broken = {i: row for i, row in found.items() if not np.isfinite(row).all()}
         if broken:
             raise NumericsError(
@@ -164,6 +170,7 @@ class EndpointTeacher:
         try:
             while waiting or flights:
                 while waiting and len(flights) < MOST_OPEN:
+                    # A new key for every request: no answer to a dropped one is taken for another's.
                     key, (i, attempt) = object(), waiting.popleft()
                     flights[key] = (i, attempt)
                     self._traffic.send(key, self.endpoint, _body(name, _ids(samples[i])), path=COMPLETIONS)
@@ -186,6 +193,7 @@ class EndpointTeacher:
 
     def _answer(self) -> tuple[Any, Any]:
         while True:
+            # Says that this rank makes progress, while the others wait for it.
             self._parallel.beat()
             try:
                 return self._traffic.answers.get(timeout=_BEAT_S)
@@ -198,6 +206,7 @@ class EndpointTeacher:
             raise _meant(self.endpoint, answer)
         if isinstance(answer, Exception):
             raise answer
+        # Entry i of read() is of token i + 1 of prompt and completion, so that the completion begins at P - 1.
         values = read(answer, _ids(sample), name)[len(sample.prompt_ids) - 1 :]
         kept = np.zeros(len(sample.token_ids), np.float32)
         kept[sample.predicted] = values[sample.predicted]

@@ -84,6 +84,7 @@ class Traffic:
         line = self._lines.get(endpoint)
         if line is None:
             line = self._lines[endpoint] = _Line(endpoint, self)
+        # Kept from before the wait: stop() makes another queue, which a late answer must not reach.
         answers = self.answers
         try:
             answers.put((key, await line.ask(body, path)))
@@ -135,6 +136,7 @@ class _Line:
         assert task is not None
         self.open.add(task)
         if self.watcher is None or self.watcher.done():
+            # Counted anew with the first request of a busy time: an idle server generates nothing.
             self.moved = _now()
             self.watcher = asyncio.ensure_future(self._watch())
         try:
@@ -144,6 +146,7 @@ class _Line:
         except (httpx2.HTTPError, OSError) as error:
             raise failure(self.endpoint, _name(path), error) from None
         except asyncio.CancelledError:
+            # A request that was dropped by its caller was cancelled as well.
             if task not in self.hung:
                 raise
             raise ServerHung(

@@ -67,8 +67,11 @@ def update(endpoint: Endpoint, published: Published, *, timeout_s: float, asleep
     for attempt in range(TRIES):
         try:
             _replace(endpoint, published, timeout_s=timeout_s, asleep=asleep)
+            # From here on the server generates. Where the canary fails, what it generates until the next attempt is
+            # wrong.
             before, resumed = resumed, True
             return Updated(_check_canary(endpoint, published.canary, timeout_s=timeout_s), wrong_before=before)
+        # Not ServerGone: what a server that does not answer needs is a restart, which is the engine's to order.
         except (ServerRefused, StaleWeights):
             if attempt == TRIES - 1:
                 raise
@@ -104,6 +107,7 @@ def _replace(endpoint: Endpoint, published: Published, *, timeout_s: float, asle
 
 def _check_canary(endpoint: Endpoint, canary: Canary, *, timeout_s: float) -> float:
     gaps: list[float] = []
+    # Only the last tokens of each sequence have log-probs of the policy to compare with.
     for ids, want in zip(canary.ids, canary.logprobs, strict=True):
         got = prompt_logprobs(endpoint, ids, timeout_s=min(QUICK_S, timeout_s))
         gaps += [abs(a - b) for a, b in zip(got[-len(want) :], want, strict=True)]

@@ -100,6 +100,7 @@ def checksum(data: torch.Tensor) -> str:
     >>> checksum(torch.arange(16, dtype=torch.uint8)) != checksum(torch.arange(16, dtype=torch.uint8).flip(0))
     True
     """
+    # No sum overflows int64: a part has 2^20 words, and its weighted sums stay below 2^61. Totals are Python integers.
     plain = weighted = 0
     for number, part in enumerate(data.view(torch.int32).split(_WORDS)):
         whole = len(part) - len(part) % _SIDE

@@ -75,6 +75,7 @@ class FilesEngine(WeightTransferEngine[Init, Update]):
         again when it has not got the answer."""
         if self.root is None:
             raise published.Refused("init_weight_transfer_engine was not called")
+        # Verified before the layers are given up.
         version = published.read(self.root, update_info.folder, update_info.manifest_sha256)
         if version == self.loaded:
             return
@@ -162,12 +163,14 @@ class StreamEngine(FilesEngine):
         offer = stream.read(update_info.offer, self.device)
         self._check_model(offer.tensors)
         parallel = self.parallel_config
+        # Rank 0 is the trainer; workers of all data-parallel engines follow.
         rank = 1 + parallel.data_parallel_index * parallel.world_size + parallel.rank
         with contextlib.closing(stream.Receiver(offer, rank=rank, device=self.device)) as receiver:
             tensors = receiver.tensors()
             self._load(tensors)
             for _ in tensors:  # the trainer also sends what the model has no use for
                 pass
+        # Without files: only its number and its tensors are known.
         self.loaded = published.Version(Path(), "", offer.version, (), offer.tensors)
 
 
@@ -214,6 +217,7 @@ class MemoryEngine(FilesEngine):
             offer = memory.read(update_info.memory, self.device)
             self._check_model(offer.tensors)
         except BaseException:
+            # The trainer counts a reader for every handle: those that are not opened must be given back.
             memory.release(update_info.memory.get("handles") or ())
             raise
         with contextlib.closing(memory.Mapped(offer, root=self.root, device=self.device)) as mapped:

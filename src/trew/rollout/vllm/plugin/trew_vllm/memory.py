@@ -90,6 +90,7 @@ class Mapped:
         self.offer = offer
         self._data: list[torch.Tensor] = []
         try:
+            # Sizes of all buckets first, which cost nothing, then their checksums.
             for number, (bucket, handle) in enumerate(zip(offer.buckets, offer.handles, strict=True)):
                 data = _from_gpu(handle, device) if offer.gpu else _from_segment(handle, root)
                 self._data.append(data)
@@ -98,6 +99,7 @@ class Mapped:
             for number, (bucket, data) in enumerate(zip(offer.buckets, self._data, strict=True)):
                 bucket.verify(data, self._name(number))
         except BaseException:
+            # Those that were opened are given back by close(), the others here.
             release(offer.handles[len(self._data) :])
             self.close()
             raise

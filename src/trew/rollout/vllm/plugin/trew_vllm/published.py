@@ -80,6 +80,7 @@ def read(root: Path, folder: str, manifest_sha256: str) -> Version:
     place = root / folder
     if place.is_symlink() or not place.is_dir():
         raise Refused(f"version {folder} is not a folder below {root}")
+    # The manifest is verified by the SHA-256 that came over HTTP, and everything else by the manifest.
     manifest = _manifest(place / MANIFEST, manifest_sha256)
     check_format(manifest.get("format"))
     if manifest.get("version") != int(folder):
@@ -89,6 +90,7 @@ def read(root: Path, folder: str, manifest_sha256: str) -> Version:
         verified = dict(zip(files, threads.map(lambda name: _verified(place, name, files[name]), files), strict=True))
     found: dict[str, Tensor] = {}
     for name, held in verified.items():
+        # Which of the two would be loaded last is not defined.
         if twice := sorted(found.keys() & held.keys()):
             raise Refused(f"{_label(place / name)}: {twice[0]} is also in another file")
         found |= held
@@ -104,6 +106,7 @@ def _label(path: Path) -> str:
 
 def _manifest(path: Path, digest: str) -> dict[str, Any]:
     with open_file(path) as file:
+        # A byte more than is accepted shows a file that is too large.
         text = file.read(MANIFEST_BYTES + 1)
     if len(text) > MANIFEST_BYTES:
         raise Refused(f"{_label(path)} is larger than {MANIFEST_BYTES} bytes")
@@ -150,6 +153,7 @@ def _verified(place: Path, name: str, expected: Mapping[str, Any]) -> dict[str, 
 def open_file(path: Path) -> BinaryIO:
     """Opens a regular file that is no link. Raises Refused where there is none."""
     try:
+        # O_NONBLOCK: opening a pipe would wait for a writer.
         file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
     except OSError as error:
         raise Refused(f"{_label(path)} cannot be read: {error.strerror}") from None
@@ -227,6 +231,7 @@ def check_model(tensors: Mapping[str, Tensor], *, started_from: Mapping[str, Ten
         raise Refused(f"{strange[0]} is {tensors[strange[0]].dtype}, accepts {', '.join(DTYPES.values())}")
     if not started_from.keys() & tensors.keys():
         return
+    # A tied head that the checkpoint does not store is published for vLLM alone, and not compared.
     beside = {"lm_head.weight"} if tied else set()
     got = {name: Tensor("", t.shape) for name, t in tensors.items() if name not in beside - started_from.keys()}
     expected = {name: Tensor("", t.shape) for name, t in started_from.items()}

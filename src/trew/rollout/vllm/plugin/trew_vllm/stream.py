@@ -81,13 +81,16 @@ class Receiver:
 
     def __init__(self, offer: Offer, *, rank: int, device: torch.device) -> None:
         self.offer, self._until = offer, time.monotonic() + offer.seconds
+        # gloo receives in host memory, whatever the model is on.
         self._device = device if offer.backend == "nccl" else torch.device("cpu")
         self._store: Any = None
         self._group: Any = None
         try:
+            # The trainer's store: it listens there only for this update.
             self._store = dist.TCPStore(
                 offer.address, offer.port, is_master=False, wait_for_workers=False, timeout=self._left()
             )
+            # By this the trainer knows that the worker is here.
             self._store.set(f"{offer.key}/{rank}", "here")
             self._group = groups.join(
                 dist.PrefixStore(offer.key, self._store), rank=rank, size=offer.size, backend=offer.backend,
@@ -102,6 +105,7 @@ class Receiver:
         for number, bucket in enumerate(self.offer.buckets):
             data = torch.empty(bucket.size, dtype=torch.uint8, device=self._device)
             try:
+                # In pieces, as the trainer sends them: both sides must broadcast equal sizes.
                 for piece in data.split(groups.PIECE_BYTES):
                     left = self._left()
                     self._group.broadcast(piece, 0, left).wait(left)
