@@ -29,6 +29,7 @@ def to_batch(plan: Plan, rollouts: StepRollouts) -> tuple[list[TrainingSample], 
     computes it, so that reading it too early shows. ``rollout_logprobs`` is None of demonstrations, and under top-p,
     top-k or min-p: the sampler renormalised after the cut, so its log-probs are not comparable with the policy's.
     """
+    # Sample i of the step is entry i of everything below: groups in order, and rollouts within a group.
     flat = [
         (g, rollout, score)
         for g, scored in enumerate(rollouts.trained_on)
@@ -41,6 +42,8 @@ def to_batch(plan: Plan, rollouts: StepRollouts) -> tuple[list[TrainingSample], 
     # A temperature of 0 counts as cut, too: greedy decoding has no log-probs to compare.
     cut = plan.config.demonstrates or sampling(plan.config, 0, 0).truncates
     return samples, TokenBatch(
+        # Of N tokens: logprobs, mask, sequence_ids, rollout_logprobs, entropies. Of S samples: group_ids, rewards,
+        # correct, truncated, baselines.
         logprobs=torch.full((int(lengths.sum()),), float("nan")),
         mask=torch.from_numpy(np.concatenate([rollout.sampled for rollout in made])),
         sequence_ids=torch.arange(len(samples)).repeat_interleave(lengths),
@@ -81,6 +84,7 @@ def _step_rewards(plan: Plan, scores: Sequence[Score]) -> ReasoningSteps | None:
             f"objective {plan.config.objective.preset} learns from the steps of completions, but no reward scored any: "
             "a function returns a list of (end, value) for each completion, a reward model needs args.step_mark"
         )
+    # One list each of the samples, ends and values in flat.
     sequences, ends, values = ([entry[k] for entry in flat] for k in range(3))
     return ReasoningSteps(torch.tensor(values, dtype=torch.float64), torch.tensor(sequences, dtype=torch.int64),
                  torch.tensor(ends, dtype=torch.int64))  # fmt: skip
@@ -93,6 +97,7 @@ def _turns(plan: Plan, rollouts: Sequence[Rollout], scores: Sequence[Score]) -> 
     ends = [rollout.turn_ends for rollout in rollouts]
     rewards = [reward for own, score in zip(ends, scores, strict=True) for reward in turn_rewards(score, own)]
     states = [turn.state for rollout in rollouts for turn in rollout.turns]
+    # Turns of each rollout (S,); below, rewards and ends are of all turns in order.
     counts = torch.tensor([len(own) for own in ends], dtype=torch.int64)
     return Turns(
         torch.tensor(rewards, dtype=torch.float64),
@@ -112,6 +117,7 @@ def turn_rewards(score: Score, ends: Sequence[int]) -> list[float]:
     rewards = [0.0] * len(ends)
     for end, value in score.steps or ((ends[-1], score.value or 0.0),):
         # A step that ends behind the last token is none that a reward can return.
+        # bisect_left finds the turn in which the step ends.
         rewards[bisect_left(ends, end)] += value
     return rewards
 
@@ -153,6 +159,7 @@ def minibatches(
     size = config.minibatch_prompts or groups
     for _ in range(config.inner_updates):
         for start in range(0, groups, size):
+            # Indexes (S',) of the samples in the next groups.
             chosen = ((batch.group_ids >= start) & (batch.group_ids < start + size)).nonzero().squeeze(1)
             part = objective.renormalised_for(batch.select(chosen))
             yield Minibatch([samples[i] for i in chosen.tolist()], part, chosen.tolist())
@@ -168,6 +175,7 @@ def advantages_by_uid(rollouts: StepRollouts, batch: TokenBatch) -> dict[str, li
     """Per-token advantages of each rollout of a prepared batch, by the prompt's uid."""
     assert batch.advantages is not None
     lengths = [len(r.token_ids) for scored in rollouts.trained_on for r in scored.group.rollouts]
+    # Borders between rollouts in the packed stream.
     split = np.split(batch.advantages.numpy(), np.cumsum(lengths)[:-1])
     found: dict[str, list[np.ndarray]] = {scored.group.prompt.uid: [] for scored in rollouts.trained_on}
     for group, values in zip(batch.group_ids.tolist(), split, strict=True):

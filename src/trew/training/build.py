@@ -155,9 +155,11 @@ def _sharded(plan: Plan, ranks: Ranks) -> tuple[Any, Adapters | None, Any, Any]:
     over = sharding.mesh(ranks.place, str(ranks.device), how)
     offload = plan.config.cluster.offload == "all"
     low = torch.bfloat16 if plan.config.learner.dtype == "bfloat16" else None
+    # The other ranks make tensors without values, which rank 0 fills.
     device = "meta" if ranks.rank else "cpu"
 
     def placed(model: Any) -> Any:
+        # Before the model is sharded: afterwards it holds this rank's rows.
         source = None if ranks.rank else sharding.tensors_of(model)
         sharding.shard(model, over, offload=offload, low=low)
         sharding.distribute(model, source, ranks)
@@ -189,6 +191,8 @@ def build(
 ) -> PolicyProgram:
     """Loads the model and assembles the training of a policy; with ``orders``, that of rank 0 of several. ``ending``
     gets what must be closed however it ends."""
+    # Order matters throughout: memory is measured from the beginning, servers start when the learner has its place, and
+    # what ends is registered as it begins.
     config = plan.config
     memory = MemoryRecord(folder, _planned(plan), Peaks(plan.device))  # before anything is loaded
     if not folder.resumed:  # a refused resume must leave everything as it was
@@ -198,15 +202,18 @@ def build(
     plan.rewards.load(device=plan.device, decode=plan.renderer.decode)
     if config.teacher.endpoint:
         teaching.meet(made.learner.teacher, plan.renderer.tokenizer, folder, display, ending)
+    # ---- what generates, and how it gets weights
     engine, weights = _sampler(plan, made, folder, display, ending, orders)
     if config.cluster.staleness:
         engine, weights, rollouts = _asynchronous(plan, engine, weights, made, folder, ending)
+        # Evaluations ask through the view that is not generating ahead.
         player = rollouts.engine
     else:
         player = _player(plan, engine, made, ending)
         rollouts = _rollouts(plan, player, made)
     if orders is not None and not isinstance(weights, InPlace):
         weights = Together(weights, orders)
+    # ---- what the loop runs
     writer = Writer(display.line, background=config.checkpoint.background)
     # The writer saves the live tensors in the background, so an update must wait until it has read them.
     made.learner.before_update, made.learner.tell = writer.release, display.line
@@ -224,6 +231,7 @@ def build(
         interrupts=interrupts, memory=memory, writer=writer, weights=weights, backend=made.backend,
         team=Team(orders, sharded=sharded(config)), player=player, state=state,
     )  # fmt: skip
+    # Only now, because what an interrupt says depends on the program.
     rollouts.interruptible = lambda: interrupts.after_grace(program.saved())
     return program
 
@@ -261,6 +269,7 @@ def _asynchronous(
     assert isinstance(engine, VllmEngine)
     assert isinstance(weights, Publisher)
     shared = SharedEngine(engine)
+    # ending runs backwards: the rollouts are closed before the engine that they use.
     ending.callback(shared.close)
     beside = shared.view("beside")
     # Each caller has episodes of its own: they are played in its thread.
@@ -336,7 +345,9 @@ def _on_servers(
     endpoints = tuple(Endpoint.parse(address, token) for address in cluster.endpoints)
     restart = stop = None
     backend = handshake.ENGINES[cluster.sync]
+    # ---- the recipe's servers, or servers that are started here
     if endpoints:
+        # None for servers without trew serve, which nobody starts again.
         lives = [found and found.life for found in (remote.wait_for(e, tell=display.line) for e in endpoints)]
         restart = remote.Returns(endpoints, lives) if any(lives) else None
     else:
@@ -349,6 +360,7 @@ def _on_servers(
         plan.config.learner.dtype, facts.vocabulary, planning.most_tokens(plan), sleeps=cluster.colocate,
         backend=backend,
     )  # fmt: skip
+    # A server that does not fit ends the run here, before it has been asked for anything.
     for endpoint in endpoints:
         handshake.check(endpoint, expected, root=choose.folder_of(backend, folder.folder))
 
@@ -369,5 +381,6 @@ def _on_servers(
         return engine, weights
     from .turns import TurnsOfWeights
 
+    # With several ranks: none may go on before all have left the GPUs (see turns).
     meet = (lambda: None) if orders is None else functools.partial(orders.ranks.gather, None)
     return engine, TurnsOfWeights(weights, made.placement, meet)

@@ -25,6 +25,7 @@ def refuse_lost(run: RunFolder) -> None:
             "continued; train on from its final/ as a new run's model, or begin anew with --overwrite"
         )
     every = int(flatten(settings(run.folder) or {}).get("checkpoint.every", 0))
+    # By rows of metrics and by tables of rollouts and evaluations, whichever tell of more.
     steps = [*(row["step"] for row in run.rows()), *(int(path.stem) for _, path in step_files(run.folder))]
     done = max(steps, default=0)
     # Checkpoints are written in the background: the first may still have been unfinished when the second was due.
@@ -59,6 +60,7 @@ def check_changes(folder: Path, given: str, *, free: Sequence[str], allow: bool 
         for key in sorted({*before, *now})
         if before.get(key) != now.get(key)
     }
+    # By prefix: "track." frees all keys of that table.
     refused = [line for key, line in lines.items() if not key.startswith(tuple(free))]
     if refused and not allow:  # all at once, so that a user does not meet them one by one
         raise ConfigError(

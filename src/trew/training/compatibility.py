@@ -70,6 +70,7 @@ def problems(
     found += _critic(objective, config)
     found += _numbers_that_do_not_fit(objective, config)
     found += _stale(objective, config, departures)
+    # Tried last: an objective that does not fit may not run on the example.
     if not found and not teaches(objective, config):
         found.append(_nothing_to_learn(objective, config))
     return found
@@ -251,6 +252,7 @@ def _nothing_to_learn(objective: Objective, config: Config) -> str:
             f"nothing would be learned; change {', '.join(config.objective.args) or 'the preset'}"
         )
     unfit, given = (PassAtK, *DEMONSTRATED), GIVEN - {"teacher_logprobs"}  # there may be no teacher
+    # Presets that could be trained here: with what a run gives, and not by pairs or demonstrations.
     others = [n for n in presets() if set((o := preset(n)).needs) <= given and not isinstance(o.advantage, unfit)]
     others = [n for n in others if teaches(preset(n), config)]
     return (
@@ -261,6 +263,7 @@ def _nothing_to_learn(objective: Objective, config: Config) -> str:
 
 def _idle_on_policy(objective: Objective, config: Config) -> list[str]:
     """Lists components without effect while the policy is the one that sampled, but with some once it has moved."""
+    # still: the policy is the one that sampled; moved: it is far from it.
     still = objective.prepare(_example(prompts=8, completions=8, max_length=config.sampled_tokens))
     # Log-ratios of +-6: far outside the usual clip ranges and trust regions, in both directions.
     shift = torch.where(still.sequence_ids % 3 == 0, 6.0, -6.0)
@@ -268,6 +271,7 @@ def _idle_on_policy(objective: Objective, config: Config) -> list[str]:
     idle: list[tuple[str, Component]] = []
     if _is_idle_weight(objective, still, moved):
         idle.append(("its trust region", objective.weight))
+    # Idle: 1 everywhere while the policy stands still, and not once it has moved.
     idle += [("its correction", c) for c in objective.correction if (c(still) == 1).all() and (c(moved) != 1).any()]
     idle += [
         ("its pull back", term)
@@ -282,6 +286,7 @@ def _is_idle_weight(objective: Objective, still: TokenBatch, moved: TokenBatch) 
     if objective.weight.scope == "batch":
         return False
     assert still.advantages is not None
+    # A trust region that does nothing on policy gives every token the weight 1.
     w = [objective.weight(objective.ratio(b), advantages=still.advantages, batch=b) for b in (still, moved)]
     return bool((w[0] == 1).all() and (w[1] != 1).any())
 
@@ -291,6 +296,7 @@ def _example(*, prompts: int, completions: int, max_length: int) -> TokenBatch:
     every second prompt."""
     size = prompts * completions
     number = torch.arange(size)
+    # Sample 0 of every prompt is right; with one completion a prompt, every second prompt.
     right = number % (completions if completions > 1 else 2) == 0
     # Fractional multiples of the golden ratio: distinct, evenly spread over [0, 1), without a random generator.
     spread = torch.arange(2 * size) * 0.618034 % 1
@@ -304,6 +310,7 @@ def _example(*, prompts: int, completions: int, max_length: int) -> TokenBatch:
         old_logprobs=logprobs,
         rollout_logprobs=logprobs,
         ref_logprobs=logprobs,
+        # Not the policy's own, from which distillation would learn nothing.
         teacher_logprobs=logprobs - 0.5 - spread,
         entropies=0.1 + spread,
         score_norms=0.1 + spread,

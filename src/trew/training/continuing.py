@@ -57,6 +57,7 @@ def _edited(recipe: Path, own: Mapping[str, Any], overrides: Sequence[str]) -> I
         mine = before.get(key)
         again = any(f"{key}.".startswith(f"{name}.") for name in over)
         masked = isinstance(mine, str) and MASK in mine
+        # Not an edit: the folder, what an override says anyway, secrets, and what is equal or empty.
         if key == "out" or again or masked or value in (mine, {}) or _same_file(key, value, mine, recipe.parent):
             continue
         yield (

@@ -29,6 +29,7 @@ class TokenEffects:
 
     def add(self, done: Accumulated, positions: Sequence[int]) -> None:
         """Takes over the values of an optimizer step on the samples at ``positions``, consecutive ones."""
+        # Packed: the tokens of consecutive samples are one range.
         start, end = self._bounds[positions[0]], self._bounds[positions[-1] + 1]
         for name, values in done.per_token().items():
             self._values[name][start:end] = values

@@ -43,11 +43,13 @@ class EpisodePlan:
     def limits(self, positions: int | None) -> Limits:
         """What ends an episode, for a model of so many positions."""
         own = self.settings
+        # 0 and None stand for no limit.
         tokens = min(n for n in (own.episode_tokens, positions, WITHOUT_LIMIT) if n)
         return Limits(own.turns, tokens, own.observation_tokens + self.around)
 
     def most_tokens(self, reply: int, positions: int | None) -> int:
         """The most tokens behind an opening, with replies of so many tokens."""
+        # Behind the longest opening: the longest context, and the last reply behind it.
         return self.limits(positions).longest(self.opening, reply) + reply - self.opening
 
     def play(self, engine: Engine, facts: ModelFacts, ending: contextlib.ExitStack) -> Episodes:
@@ -101,6 +103,7 @@ def prepare(config: Config, prompts: Sequence[Prompt], renderer: Renderer, *, po
     """Begins an episode for the first of ``prompts``, and checks that this model can play them. Raises ConfigError with
     every problem."""
     openings = _openings(config.environment, prompts)
+    # The first opening stands for all of them here.
     tools = openings[0].tools
     format = _format(renderer, config) if tools or config.environment.tools else None
     bridges = Bridges(renderer, most=config.environment.observation_tokens)
@@ -151,6 +154,7 @@ def _openings(settings: EnvironmentConfig, prompts: Sequence[Prompt]) -> list[Sa
     try:
         keys = {hosts.begin(row_of(prompt), environment_seed(prompt)): prompt for prompt in prompts}
         found: dict[str, Say] = {}
+        # As long as no opening has failed, every episode answers exactly once.
         while len(found) < len(keys):
             for answer in hosts.poll(None):
                 if answer.say is None:

@@ -71,6 +71,7 @@ def finished(run: Path) -> int | None:
         step = json.loads((run / "summary.json").read_bytes())["steps"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
+    # A later checkpoint means that the run went on after final/ was written.
     later = [p for p in (run / "checkpoints").glob("[0-9]*") if int(p.name.partition(".")[0]) > step]
     return step if (run / "final" / "config.json").is_file() and not later else None
 
@@ -107,6 +108,7 @@ def load_checkpoint(
         return Stored(found, model, None)
     model = lora.load_base(config.model, config.lora, device="cpu", dtype=config.learner.dtype)
     adapters = lora.attach(model, config.lora, name=config.model, seed=config.seed)
+    # Adapters fit their own base alone: the fingerprint is that of its frozen weights.
     _refuse_other_base(adapters.base, meta, root)
     _fill(model, tensors, root, adapters=True)
     return Stored(found, model, adapters)
@@ -114,6 +116,7 @@ def load_checkpoint(
 
 def _fill(model: Any, tensors: Mapping[str, Tensor | Rows], root: Path, *, adapters: bool) -> None:
     """Copies a checkpoint's weights into the model."""
+    # Both sides by the model's own names: files of adapters have peft's.
     own = {f"model.{name}": t for name, t in stored_tensors(model, adapters=adapters).items()}
     # A reference that follows the policy is part of a checkpoint, but not of its model.
     policy = from_files(without_critic(tensors))

@@ -69,6 +69,7 @@ class FollowerRun:
     def __init__(self, table: dict[str, Any], sampler: Sampler, orders: Orders) -> None:
         config = parse(table)
         signal_numbers = [getattr(signal, name) for name in config.stop.signals]
+        # Rank 0 gets the same signals here as well.
         for signum in signal_numbers:
             signal.signal(signum, signal.SIG_IGN)
         self._orders, self._ranks = orders, orders.ranks
@@ -82,6 +83,7 @@ class FollowerRun:
         self.weights: WeightSync
         if config.cluster.rollout == "vllm":
             facts = facts_of(self._parts.model)
+            # Rank 0 publishes; this rank helps to gather the weights and to compute the canary.
             self.weights = Gathering(canary_samples(facts.vocabulary, facts.positions))
             if config.cluster.colocate:
                 meet = functools.partial(self._ranks.gather, None)
@@ -118,6 +120,7 @@ class FollowerRun:
             raise NumericsError.from_json(order["error"])
         if order["step"] != step:
             raise RankError(f"rank 0 sent the rollouts of step {order['step']}, this rank is at step {step}")
+        # Trimmed by rank 0 to what the update reads.
         return order["rollouts"]
 
     def trained(self, step: int, version: int) -> None:
@@ -148,6 +151,7 @@ class FollowerRun:
             self._do[name](self, order)
 
     def _check(self, order: dict[str, Any]) -> None:
+        # The gather alone: rank 0 fails in it where a rank has died.
         self._ranks.gather(None)
 
     def _publish(self, order: dict[str, Any]) -> None:
@@ -159,6 +163,7 @@ class FollowerRun:
 
     def _measure(self, order: dict[str, Any]) -> None:
         samples = samples_of(order["rollouts"].trained_on)
+        # Computed by all ranks together; rank 0 has the result.
         self.policy.logprobs(samples)
         reference_logprobs(self.plan, self.policy, samples)
 
@@ -166,6 +171,7 @@ class FollowerRun:
         tensors, _ = self.policy.state()
         if self._parts.adapters is not None:
             tensors = for_files(tensors)
+        # Parts count from 1.
         part, parts = self._ranks.rank + 1, self._ranks.size
         self.writer.run(lambda read, abandoned: checkpoint_files.save_part(
             Path(order["folder"]), tensors, part=part, parts=parts, read=read, abandoned=abandoned

@@ -75,6 +75,7 @@ def with_frozen_logprobs(
         if "ref_logprobs" in objective.needs:
             batch = batch.replace(ref_logprobs=policy.logprobs(samples, reference=True))
         return Frozen(batch, SamplerGap(torch.empty(0), cut=True), on_policy=True)
+    # stale: some token was sampled from other weights than the current ones.
     stale = not all(_fresh(groups, policy.version))
     several = optimizer_steps(config, len(groups)) > 1
     # A KL penalty inside the reward is computed once, from the policy that sampled: it needs old_logprobs even for one
@@ -82,6 +83,7 @@ def with_frozen_logprobs(
     # Distillation likewise compares the teacher with the policy that sampled.
     in_advantages = objective.distillation > 0 or (objective.beta > 0 and objective.reference.place != "loss")
     needed = several or stale or in_advantages
+    # Before anything is taken from the sampler: with other weights its log-probs are worth nothing.
     canary = compare(plan, policy, groups, samples, batch, whole=needed and not stale)
     batch, own = _measured(plan, policy, samples, batch)
     if needed:
@@ -98,6 +100,8 @@ def _measured(
 ) -> tuple[TokenBatch, torch.Tensor | None]:
     """The batch with what the objective needs of the policy's distributions, and the policy's log-probs at the
     temperature of the rollouts if a pass for it has given them."""
+    # own has the temperature of the rollouts, as old_logprobs must; untempered log-probs have it at temperature 1
+    # alone.
     own = None
     if "entropies" in plan.objective.needs and batch.entropies is None:
         untempered, entropies = policy.untempered(samples)
@@ -161,6 +165,7 @@ def compare(
         raise error.among(few) from None
     differences = []
     for i, values in zip(few, computed, strict=True):
+        # The places of sample i in the packed stream, as many as were computed.
         tokens = (batch.sequence_ids == i).nonzero().flatten()[: len(values)]
         # Masked tokens were not sampled: their log-prob in the batch is a 0 without meaning.
         differences.append((values - own[tokens])[batch.mask[tokens]].abs())
@@ -205,10 +210,12 @@ def _chosen(
     """The samples that the canary compares (only fresh ones with tokens), and the limit of tokens for each."""
     # One group per policy version in turn: over a run the canary visits them all, at the cost of one short forward.
     usable = [i for i, sample in enumerate(samples) if fresh[i] and len(sample.token_ids)]
+    # Every group with a fresh rollout, whether or not it has tokens.
     groups = sorted({samples[i].group for i, ok in enumerate(fresh) if ok})
     chosen, each, most = sorted({groups[0], groups[-1]}), 2, None
     if not whole:
         chosen, each, most = [groups[version % len(groups)]], 1, CANARY_TOKENS
+    # The first usable samples of each chosen group, as many as each says.
     return [i for g in chosen for i in [j for j in usable if samples[j].group == g][:each]], most
 
 

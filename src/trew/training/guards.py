@@ -37,6 +37,7 @@ def check_given(batch: TokenBatch) -> None:
     """Raises NumericsError if a reward or a log-prob of the sampler is not finite; NaN as a reward means "none"."""
     for name, values in (("reward", batch.rewards), ("baseline", batch.baselines)):
         if values is not None and (wrong := values.isinf()).any():
+            # (S,) or (S, K): a sample is wrong if any of its rewards is.
             where = wrong.reshape(len(wrong), -1).any(1).nonzero().flatten().tolist()
             raise NumericsError(
                 f"a {name} is larger than float32 can hold", names=_positions(where), quantity=name, samples=where
@@ -115,6 +116,7 @@ def end_if_broken(program: PolicyProgram, error: NumericsError, text: str) -> No
     if state.bad_steps < limit:
         return
     good = state.step - state.bad_steps  # the last step that was applied
+    # Names with anything but digits are checkpoints that are being written.
     saved = [int(path.name) for path in program.folder.checkpoints.glob("*") if path.name.isdecimal()]
     kept = sorted(step for step in saved if step <= good)
     where = f"The checkpoint of step {kept[-1]} is from before" if kept else "No checkpoint is from before"

@@ -68,6 +68,7 @@ def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -
     problems = Problems(_with_invalid(config, found))
     of_model: list[str] = []
 
+    # ---- each of these may fail by itself: all their problems are reported together
     objective = problems.attempt(lambda: preset(config.objective.preset, **config.objective.args))
     replay = replaying.prepare(config, objective, problems)
     problems += _objective_problems(objective, config, replay)
@@ -105,11 +106,13 @@ def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -
         *compatibility.notes(objective, config),
     ]
     made = Plan(
+        # With the rewards that the data name, so that config.toml says what judged.
         dataclasses.replace(config, rewards=specs), objective, train, eval_, rewards, renderer, device,
         data.fingerprint, longest, tuple(notes),
         correct_of(config, rewards),
         replay.sampler if replay else Sampler(config.cluster.rollout, config.learner.dtype), replay, played,
     )  # fmt: skip
+    # Lengths are known now: do teacher and critic have the positions?
     most = most_tokens(made, training=True)
     teaching.refuse_short(config, most)
     if config.teacher.endpoint:
@@ -159,7 +162,9 @@ def _with_steps(config: Config, rows: int) -> tuple[Config, list[str]]:
     own = config.sft
     if not own.epochs:
         return config, []
+    # Rounded up: the last step is filled up from the next epoch.
     steps = max(1, math.ceil(own.epochs * rows / own.batch))
+    # Steps that equal the default count as not given.
     if config.steps not in (Config(model="").steps, steps):
         raise ConfigError(
             f"steps: got {config.steps}, but sft.epochs = {own.epochs:g} of {rows} rows makes {steps}; leave steps "
@@ -175,6 +180,7 @@ def _with_steps(config: Config, rows: int) -> tuple[Config, list[str]]:
 
 def _with_invalid(config: Config, found: Sequence[str]) -> list[str]:
     """The problems ``found`` and those of values, one line per key: reading a recipe may have found a key's already."""
+    # The key stands in front of the colon.
     reported = {problem.partition(":")[0] for problem in found}
     return [*found, *(problem for problem in validate(config) if problem.partition(":")[0] not in reported)]
 
@@ -192,6 +198,7 @@ def _tokenizer(config: Config, problems: Problems, *, notes: list[str]) -> PreTr
     found = problems.attempt(lambda: loading.check(config.model, notes=notes, **own))
     if found and config.model:  # a missing model is a problem of the recipe, and reported as such
         problems += found
+    # Only an empty list says that the files are right; None says that the check itself failed.
     return problems.attempt(lambda: loading.load_tokenizer(config.model, **own)) if found == [] else None
 
 
@@ -227,6 +234,7 @@ def _objective_problems(objective: Objective | None, config: Config, replay: Rep
 
 def _device(config: Config, problems: Problems) -> str | None:
     """Resolves the device of a recipe, and checks that it has what the recipe needs."""
+    # A wrong name was reported by validate(): resolving it would report it again.
     if any(p.startswith("device:") for p in problems):
         return None
     device = problems.attempt(lambda: loading.resolve_device(config.device))
@@ -256,6 +264,7 @@ def _rewards(
 
 def _unjudged_sets(config: Config, specs: Sequence[RewardConfig]) -> list[str]:
     """The data sets, of several, that have no reward."""
+    # A reward without sets judges all of them.
     judged = {name for spec in specs for name in spec.sets or config.set_names}
     return [
         f"rewards: none judges data set {name!r}, whose data name none of their own; name it in rewards.sets, or add a "
@@ -366,6 +375,7 @@ def correct_of(config: Config, rewards: RewardSet) -> Correct:
     """Whether a score counts as correct: by the reward that the recipe names or, unless it does, by the first one of
     the prompt's data set that is not a reward model, if there is one. A reward model's score has no value that means
     "correct"."""
+    # sorted() is stable: verifiers in the recipe's order, then reward models.
     verifiers = sorted(rewards.rewards, key=lambda reward: reward.model is not None)
     names = [config.eval.correct_reward] if config.eval.correct_reward else [reward.name for reward in verifiers]
     return correct_by(*names, at=config.eval.correct_at)
@@ -427,6 +437,7 @@ def load(plan: Plan, *, device: str = "") -> tuple[Any, Adapters | None]:
         model = lora.load_base(c.model, c.lora, device=device, dtype=c.learner.dtype)
     else:
         model = loading.load_model(c.model, device=device)
+    # On meta nothing was read: memory for values that come from rank 0.
     if device == "meta":
         loading.allocate(model)
     loading.check_vocab(model, plan.renderer.tokenizer)

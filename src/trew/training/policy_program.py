@@ -90,6 +90,7 @@ class PolicyProgram(Program):
 
     def evaluate(self) -> dict[str, Any]:
         """Measures accuracy on the held-out prompts; logs a metrics row, writes the rollouts, updates the best step."""
+        # An evaluation in which nothing was judged has no mean, and is never the best.
         state = self.state
         result = self.measure(f"evaluating after step {state.step}" if state.step else "evaluating before training")
         out = result.to_json()
@@ -112,6 +113,7 @@ class PolicyProgram(Program):
     def measure(self, name: str) -> EvalResult:
         """Accuracy on the held-out prompts. An interrupt stops it at once: a resumed run repeats the evaluation."""
         plan, e, r = self.plan, self.config.eval, self.config.rollout
+        # No top-p, top-k or min-p: evaluations sample the policy itself.
         how = Sampling(
             max_tokens=e.max_tokens or r.max_tokens, temperature=e.temperature, stop=r.stop, seed=self.config.seed
         )
@@ -138,6 +140,7 @@ class PolicyProgram(Program):
     def restored(self) -> None:
         """Replays the rows so far through the health rules where the rules' settings have changed: their stored state
         belongs to other windows."""
+        # The folder has the settings of before: they are written once the restore has succeeded.
         if (settings(self.folder.folder) or {}).get("health") == to_table(self.config)["health"]:
             return
         fresh = Health(self.health.facts)

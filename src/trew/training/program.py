@@ -144,6 +144,7 @@ class Program(ABC):
 
         Weights need no restoring: interrupts are raised while sampling or evaluating, before any update.
         """
+        # States are snapshots: later steps do not change them.
         before = dataclasses.replace(self.state), {name: part.state() for name, part in self.stateful.items()}
         try:
             yield
@@ -170,6 +171,7 @@ class Program(ABC):
 
     def _checkpoint_due(self) -> bool:
         step, every = self.state.step, self.timetable.save_every
+        # A new best step has a checkpoint even where none is due.
         return bool(every) and (step in (self.best, self.timetable.steps) or step % every == 0)
 
     # ---- checkpoints
@@ -210,6 +212,7 @@ class Program(ABC):
             folder.rewind(-1)
             return
         step, tensors, meta = loaded
+        # Validated as a whole here, so that nothing below fails halfway for a damaged field.
         found = remembered.read(self.remembers, meta, step, folder.checkpoints)
         if step > self.timetable.steps:
             raise ConfigError(
@@ -231,6 +234,7 @@ class Program(ABC):
             part.load_state(meta["remembered"][name])
         self.state = found.state
         self.restored()
+        # size cuts metrics.jsonl to what it was at the checkpoint; unknown where the record does not fit.
         folder.rewind(step, evaluated=self.state.evaluated == step, size=None if gone else found.record.rows.size)
         self.display.line(f"note: continuing after step {step}")
 

@@ -45,6 +45,7 @@ def _learned(attempt: Attempt, version: int) -> dict[str, Any]:
     every = [*updates, *attempt.critic_updates]
     sums = reduce_metrics([step_metrics(batch), *(update.metrics for update in every)])
     row |= {name: value / count for name, (value, count) in sums.items() if count}
+    # There is no update of the policy while a critic warms up.
     row |= {
         "loss": sum(update.loss for update in updates) / max(len(updates), 1),
         "grad_norm": sum(update.grad_norm for update in updates) / max(len(updates), 1),
@@ -54,6 +55,7 @@ def _learned(attempt: Attempt, version: int) -> dict[str, Any]:
         row["explained_variance"] = explained_variance(batch.values, returns=batch.returns, mask=batch.mask)
     if rollouts.baselines is not None:
         row |= _baseline_row(rollouts.baselines)
+    # setdefault: a reference's KL has come with the update's metrics.
     # Without a reference model, "kl" is the distance that the updates moved, or the one between learner and sampler.
     row.setdefault("kl", row.get("kl_old", row.get("kl_rollout")))
     return row
@@ -75,6 +77,7 @@ def _baseline_row(baselines: Mapping[str, float]) -> dict[str, Any]:
 
 def _advantage_share(attempt: Attempt) -> float:
     """The share of rollouts with an advantage; 0 if no group was kept."""
+    # By rollout: whether any of its tokens has an advantage.
     own = [bool(values.any()) for group in _advantages(attempt).values() for values in group]
     return sum(own) / len(own) if own else 0.0
 
@@ -90,6 +93,7 @@ def advantages_of(attempt: Attempt) -> Advantages:
     """Per-token advantages of all sampled rollouts, group by group; None for those that were not trained on."""
     known = _advantages(attempt)
     groups = [scored.group for scored in attempt.rollouts.sampled] if attempt.rollouts else []
+    # None for each rollout of a group that was dropped: it has no advantages.
     return [known.get(group.prompt.uid, [None] * len(group.rollouts)) for group in groups]
 
 
@@ -166,6 +170,7 @@ def episode_row(rollouts: Sequence[Rollout]) -> dict[str, float]:
     tokens = sum(len(rollout.token_ids) for rollout in played)
     row = {
         "turns": sum(len(rollout.turns) for rollout in played) / count,
+        # What is not sampled among the tokens behind the prompt is observation.
         "observation_share": 1 - sum(map(len, played)) / tokens if tokens else 0.0,
     }
     endings = Counter(rollout.ending for rollout in rollouts)

@@ -116,6 +116,7 @@ def _settings(table: Mapping[str, Any]) -> dict[str, Any]:
 def _departures(
     then: Mapping[str, Any], now: Mapping[str, Any], config: Config, objective: Objective | None
 ) -> tuple[str, ...]:
+    # Prefixes of the settings that decide what this run learns.
     prefixes: tuple[str, ...] = LEARNED
     if config.learner.schedule != "constant":
         prefixes += ("steps",)  # the schedule's length

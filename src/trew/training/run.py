@@ -84,6 +84,7 @@ class TrainingRun:
         # The step counts although it may not have been applied: its prompts are used up, and the schedule of
         # evaluations and checkpoints goes by steps.
         state.step, state.tokens, state.seconds = step, state.tokens + tokens, state.seconds + seconds
+        # In a row: one good step forgets the bad ones before it.
         state.bad_steps = state.bad_steps + 1 if attempt.error else 0
         row |= watch.after_scoring(program, step, sampled)
         row |= {
@@ -122,6 +123,7 @@ class TrainingRun:
         self._open.close()  # ends the progress bar before anything is printed
         program, folder = self._program, self._program.folder
         program.memory.peaks.enter(EXPORTING)
+        # Before the summary, which marks a finished run: its final/ must be there (changes.complete).
         export(program)
         program.memory.peaks.enter(BETWEEN)
         program.memory.update(program.team, end=True)

@@ -82,6 +82,7 @@ class SftProgram(PolicyProgram):
             self.team.measure(StepRollouts(tuple(rows.held), ()))
             logprobs = self.policy.logprobs(samples, progress=bar.advance)
             ref = reference_logprobs(self.plan, self.policy, samples)
+        # Demonstrations have a loss by token; pairs, one by pair.
         if ref is None:
             found = held_out_loss(logprobs.numpy(), samples, seed=self.config.seed)
         else:
@@ -117,8 +118,10 @@ def samples_of(rows: Sequence[ScoredGroup]) -> list[TrainingSample]:
 def held_out_loss(logprobs: np.ndarray, samples: Sequence[TrainingSample], *, seed: int) -> dict[str, Any]:
     """The mean of -log p over all answer tokens, in nats, with a percentile bootstrap interval over whole rows, whose
     tokens are not independent. Raises NumericsError if a log-prob is not finite."""
+    # (N,) over all rows -> one array per sample, cut to its answers' tokens.
     ends = np.cumsum([len(sample.token_ids) for sample in samples])[:-1]
     parts = [part[s.predicted] for part, s in zip(np.split(logprobs.astype(np.float64), ends), samples, strict=True)]
+    # By row: a row may be several samples, whose tokens are not independent.
     sums = np.zeros(max(s.group for s in samples) + 1)
     counts = np.zeros_like(sums)
     for sample, part in zip(samples, parts, strict=True):
@@ -128,6 +131,7 @@ def held_out_loss(logprobs: np.ndarray, samples: Sequence[TrainingSample], *, se
     if not np.isfinite(mean):
         raise NumericsError("the held-out loss is not finite: the model's weights are broken")
     return {
+        # exp() of more than 709 is infinite, which JSON cannot hold.
         "loss": _interval(sums, counts, seed=seed), "perplexity": float(np.exp(min(mean, 700.0))),
         "tokens": int(counts.sum()),
     }  # fmt: skip
@@ -136,6 +140,7 @@ def held_out_loss(logprobs: np.ndarray, samples: Sequence[TrainingSample], *, se
 def _interval(sums: np.ndarray, counts: np.ndarray, *, seed: int) -> dict[str, float]:
     """The mean over all counts, with a percentile bootstrap interval over whole rows."""
     rng = np.random.default_rng(seed)
+    # (RESAMPLES, rows) of indexes, drawn with replacement.
     draws = rng.integers(0, len(sums), (RESAMPLES, len(sums)))
     low, high = np.quantile(sums[draws].sum(1) / counts[draws].sum(1), [0.025, 0.975])
     return {"mean": float(sums.sum() / counts.sum()), "low": float(low), "high": float(high)}
@@ -152,6 +157,7 @@ def held_out_pairs(plan: Plan, log_ratios: torch.Tensor, samples: Sequence[Train
     weight = plan.objective.weight
     assert isinstance(weight, PreferenceWeight)
     lengths = torch.tensor([len(s.token_ids) for s in samples])
+    # Margins need log pi - log pi_ref alone: given as a policy's log-probs, beside a reference of 0.
     batch = TokenBatch(
         logprobs=log_ratios.double(), ref_logprobs=torch.zeros(len(log_ratios), dtype=torch.float64),
         mask=torch.ones(len(log_ratios), dtype=torch.bool),  # an answer is one turn: all of its tokens are compared
@@ -161,12 +167,14 @@ def held_out_pairs(plan: Plan, log_ratios: torch.Tensor, samples: Sequence[Train
     # The chosen answer is the first of each pair, as in every row of preference data.
     side = torch.where(torch.arange(len(samples)) % 2 == 0, 1.0, -1.0).double()[batch.sequence_ids]
     margins = weight.margins(advantages=side, batch=batch)
+    # margins (N,) repeats a pair's value at all of its tokens: the first token of each chosen answer stands for it.
     first = (torch.cumsum(lengths, 0) - lengths)[::2]
     found = margins[first].numpy()
     if not np.isfinite(found).all():
         raise NumericsError("the held-out loss is not finite: the model's weights are broken")
     one = np.ones_like(found)
     return {
+        # -log sigmoid(m) = log(1 + exp(-m)), without overflow.
         "loss": _interval(np.logaddexp(0.0, -found), one, seed=plan.config.seed),
         "accuracy": _interval((found > 0).astype(np.float64), one, seed=plan.config.seed),
         "margin": float(found.mean()), "tokens": int(batch.mask.sum()),

@@ -71,6 +71,7 @@ def train(
     if on_row is not None:
         display.listeners.append(on_row)
     place = launch.place_for(config)
+    # The other ranks go by the configuration that rank 0 sends.
     if place is not None and place.rank:
         follow(place)
         return {}
@@ -113,6 +114,7 @@ def lead(
         *runs.problems(config.out, resume=resume, overwrite=overwrite),
         *trackers.problems(config.track.to),
     ]
+    # Problems with the folder are reported together with all others.
     plan = planning.plan(config, found=busy, bar=display.bar)
     with (
         RunFolder.open(config.out, resume=resume, overwrite=overwrite) as folder,
@@ -121,6 +123,7 @@ def lead(
     ):
         # Warnings of libraries go through the display, which knows how to print beside a progress bar.
         warnings.showwarning = lambda message, *_, **__: display.warn(str(message))
+        # Before a model is loaded: settings that are refused cost nothing.
         if folder.resumed:
             given = dumps(plan.config)
             for change in check_changes(folder.folder, given, free=FREE_IN_A_RUN, allow=allow_changes):
@@ -155,6 +158,7 @@ def _start(
     ending.callback(plan.rewards.close)
     interrupts = Interrupts(more=config.stop.signals, grace_s=config.stop.grace_s)
     if orders is not None:
+        # Before the model is loaded, so that all ranks load at the same time.
         orders.give("start", config=to_table(config), sampler=dataclasses.asdict(plan.sampler))
     program = build(plan, folder, outside, display, interrupts, ending, orders)
     program.rollouts.position = position  # a resumed run overwrites it with the checkpoint's

@@ -28,6 +28,7 @@ def export(program: PolicyProgram) -> None:
     if program.backend is not None:
         program.backend.release()  # merging needs a second model's memory, which generation's buffers may hold
     program.team.export()
+    # Sharded: this rank writes alone, from weights that all ranks gather.
     if program.team.parts > 1:
         model, tensors = gather_for_export(program.policy, program.adapters)
         adapters = program.adapters
@@ -52,6 +53,7 @@ def gather_for_export(policy: Learner, adapters: Adapters | None) -> tuple[PreTr
 
 def help_to_gather(policy: Learner, adapters: Adapters | None) -> None:
     """Takes part in :func:`gather_for_export` of rank 0, and keeps nothing."""
+    # Gathering is collective: all ranks make the same calls in the same order as rank 0.
     for _ in policy.weights():
         pass
     for tensor in adapters.tensors().values() if adapters is not None else ():

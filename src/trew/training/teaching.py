@@ -164,6 +164,7 @@ def meet(
 
     teacher.tell = tell
     teacher.known = _remembered(folder) if folder.resumed else None
+    # The tokens of the first meeting: log-probs are compared one by one.
     known = teacher.known.ids if teacher.known else [int(i) for i in tokenizer.encode(TEXT, add_special_tokens=False)]
     folder.write_teacher(teacher.meet(known).to_json())
 

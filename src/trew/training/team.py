@@ -52,6 +52,7 @@ class Team:
         """Lets the other ranks load the checkpoint that this rank has read."""
         if self.orders is not None:
             stored = [tensor for tensor in tensors.values() if isinstance(tensor, TensorOnDisk)]
+            # Paths, not tensors: ranks share a file system, and read their own rows.
             files = {str(path.resolve()) for tensor in stored for _, _, path, _ in tensor.pieces}
             self.orders.give("load", files=sorted(files), counters=dict(counters))
 
@@ -94,9 +95,11 @@ class Gathering:
 
     def publish(self, policy: Policy, engine: Engine | None) -> None:
         assert engine is None
+        # Weights that were published already: rank 0 gathers nothing either.
         if policy.version == self._version:
             return
         self._version = policy.version
         for _ in policy.weights():
             pass
+        # The canary's pass, in which all ranks take part.
         policy.untempered(self._samples)

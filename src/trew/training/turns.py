@@ -63,6 +63,7 @@ class TurnsOfWeights:
     def publish(self, policy: Policy, engine: Engine) -> None:
         if not isinstance(engine, VllmEngine):
             raise EngineError(f"weights are published to vLLM servers, got {type(engine).__name__}")
+        # Unchanged weights are written already: the learner need not come back for them.
         if self._weights.is_new(policy):
             engine.sleep()
             self._meet()  # no rank enters before the servers sleep
@@ -81,6 +82,7 @@ class TurnsOfRank:
         self._version: int | None = None
 
     def publish(self, policy: Policy, engine: Any) -> None:
+        # Meets as often, and at the same places, as TurnsOfWeights.publish() does on rank 0.
         if policy.version != self._version:
             self._version = policy.version
             self._meet()

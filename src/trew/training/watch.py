@@ -51,6 +51,7 @@ def after_scoring(program: PolicyProgram, step: int, sampled: Sequence[ScoredGro
     if every and (step == 1 or step % every == 0) and sampled and program.plan.replay is None:
         # An interrupt only skips this check: the step itself is done and must be recorded.
         with contextlib.suppress(Interrupted), program.interrupts.after_grace("while judging again"):
+            # Another group each time.
             warnings += rewards.judged_alike(sampled[step // every % len(sampled)], step=step)
     row, suspicions = program.monitors.observe(sampled, step=step)
     for text in [*rewards.take_warnings(), *warnings, *suspicions]:
@@ -72,6 +73,7 @@ def _end_if_unjudged(program: PolicyProgram, scores: Sequence[Score]) -> None:
     state, most = program.state, program.config.track.max_failed
     lacking = Counter(score.status for score in scores if score.value is None)
     failed = sum(lacking[status] for status in FAILED)
+    # Objectives that need no verdicts go on without them.
     none = lacking.total() == len(scores) and program.plan.objective.advantage.judged
     state.unjudged = state.unjudged + 1 if scores and (none or failed > most * len(scores)) else 0
     if state.unjudged < UNJUDGED_STEPS:
