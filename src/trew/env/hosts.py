@@ -50,6 +50,7 @@ class _Host:
         self.worker = Worker(
             "trew.env.serving", {}, path=sys.path, environment=environment, stderr=None, guarded=True
         )  # fmt: skip
+        # What serving.main() reads first.
         self.worker.channel.send(encode([spec.name, dict(spec.args), list(spec.tools), timeout_s]))
         self.keys: set[str] = set()
         self._answers = answers
@@ -78,6 +79,7 @@ class _Host:
                 key, answer = self.worker.channel.receive()
                 self._answers.put((self, (key.decode(), answer)))
         except (WorkerLost, OSError, ValueError):  # its pipe is closed, there or here
+            # With its host, so that poll() knows whose death a None is.
             self._answers.put((self, None))
 
 
@@ -108,6 +110,7 @@ class Hosts:
         """Begins an episode; returns its key, under which answers will come."""
         with self._lock:
             number = next(self._numbers)
+            # In turn over the places; a place whose host has died gets a new one here.
             key, host = str(number), self._host(number % self._size)
             host.keys.add(key)
             self._host_of[key] = host
@@ -138,6 +141,7 @@ class Hosts:
         found: list[Answer] = []
         while self._host_of:
             try:
+                # Waits for the first answer only, then takes what else is there.
                 host, message = self._answers.get(timeout=0 if found else timeout_s)
             except queue.Empty:
                 break
@@ -147,6 +151,8 @@ class Hosts:
 
     def close(self) -> None:
         """Ends all hosts and episodes."""
+        # Emptied before the hosts end: each one's thread then puts a None, which wakes a waiting poll(), and that finds
+        # no episode left to wait for.
         self._host_of.clear()
         ended: list[_Host | None] = [None] * self._size
         ended, self._hosts = self._hosts, ended
@@ -166,6 +172,7 @@ class Hosts:
         try:
             found = host.load()
         except WorkerLost as error:
+            # Closed: the process has ended, and how says why. Otherwise it was too slow.
             how = host.worker.how_it_ended() if isinstance(error, Closed) else f"not imported within {LOAD_S:g} s"
             host.end()
             raise ConfigError(f"environment.name: {self.spec.name}: cannot be loaded: {how}") from None
@@ -188,6 +195,7 @@ class Hosts:
         what, *given = decode(answer)
         if what == "said":
             return [Answer(key, to_say(given[0]))]
+        # A failure ends the episode: no further answer has its key.
         self._host_of.pop(key).keys.discard(key)
         return [Answer(key, None, *given)]
 
@@ -196,10 +204,12 @@ class Hosts:
         if host not in self._hosts:  # closed here
             return []
         how = host.worker.how_it_ended()
+        # The next episode of this place starts another host.
         self._hosts[self._hosts.index(host)] = None
         host.end()
         for key in host.keys:
             self._host_of.pop(key, None)
+        # keys is a set of numbers written as text.
         return [Answer(key, None, "died", f"the host of the episode: {how}") for key in sorted(host.keys, key=int)]
 
     def _forget(self) -> None:

@@ -88,6 +88,7 @@ def load(spec: Spec, *, timeout_s: float = 20.0) -> Loaded:
 
 def _named(spec: Spec) -> Loaded:
     """Loads the environment that a recipe names."""
+    # ---- an adapter, a built-in environment, or a user's file
     kind, colon, rest = spec.name.partition(":")
     if colon and kind in ADAPTERS:
         try:
@@ -108,6 +109,7 @@ def _named(spec: Spec) -> Loaded:
         found, path, name = load_named(spec.name, modules)
     except ConfigError as error:
         raise ConfigError([f"environment.name: {problem}" for problem in error.problems]) from error
+    # Only a class can judge stopped episodes: a generator has no second method to ask.
     judges_stopped = inspect.isclass(found) and callable(getattr(found, "stopped", None))
     return Loaded(_factory(found, spec, f"{path}:{name}"), sources_of(path), judges_stopped)
 
@@ -127,6 +129,7 @@ def _check_values(function: Callable[..., Episode], spec: Spec) -> None:
         if words:
             right, accepts = value in words, ", ".join(map(repr, words))
         elif hint is int:
+            # type() and not isinstance(): True is an int.
             right, accepts = type(value) is int and value >= 1, "a whole number of at least 1"
         else:
             right = type(value) in (int, float) and 0 <= value < float("inf")
@@ -140,6 +143,7 @@ def _check_values(function: Callable[..., Episode], spec: Spec) -> None:
 def _factory(found: Any, spec: Spec, who: str) -> Callable[[], Environment]:
     """What makes one episode's environment of a generator function or a class."""
     is_class: bool = inspect.isclass(found)
+    # Decorators may hide what kind of function it is; the call still goes through them.
     function = inspect.unwrap(found)
     if inspect.isasyncgenfunction(function):
         raise ConfigError(f"environment.name: {who} is an async generator; write it as a plain generator")
@@ -153,6 +157,7 @@ def _factory(found: Any, spec: Spec, who: str) -> Callable[[], Environment]:
         )
     try:
         signature = inspect.signature(found)
+        # A class is made with the arguments alone; a generator function gets row and seed before them.
         signature.bind(**spec.args) if is_class else signature.bind({}, 0, **spec.args)
     except TypeError as error:
         raise ConfigError(f"environment.args: {who}: {error}; it takes {inspect.signature(found)}") from None

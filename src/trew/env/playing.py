@@ -32,13 +32,16 @@ def play(loaded: Loaded, channel: Channel) -> None:
             if what == "end":
                 break
             try:
+                # The first message is always begin: given is [row, seed].
                 if environment is None:
                     environment = loaded.make()
                     _seed(given[1])
                 answer = ["said", _answer(environment, what, given)]
+            # Also what ends a process on purpose: an environment that exits fails its own episode with a traceback.
             except (Exception, SystemExit, KeyboardInterrupt) as error:
                 answer = ["failed", "raised", "".join(traceback.format_exception(error))]
             message = encode(answer)
+            # Answers are read whole, by the host and by the run.
             if len(message) > MOST_BYTES:
                 message = encode(["failed", "raised", f"it said {len(message):,} bytes, more than {MOST_BYTES:,}"])
             channel.send(message)

@@ -57,6 +57,7 @@ class Host:
         """Serves until the channel closes."""
         while True:
             ready = self._ready()
+            # Only episodes that owe an answer are watched. One that dies in between is noticed with its next message.
             for key in [key for key in self._late if self._episodes[key].channel.source in ready]:
                 self._take(key)
             if self.channel.source in ready:
@@ -64,6 +65,7 @@ class Host:
             now = time.monotonic()
             for key in [key for key, late in self._late.items() if now >= late]:
                 self._failed(key, "hung", f"no answer within environment.timeout_s = {self.limit_s:g} s")
+            # An episode that leaves answers nothing more: readable means that its end of the pipe is closed.
             for episode in [e for e, late in self._leaving.items() if now >= late or e.channel.source in ready]:
                 del self._leaving[episode]
                 _kill(episode)
@@ -76,6 +78,7 @@ class Host:
         for channel in watched:
             poll.register(channel.source, select.POLLIN)
         left = min([*self._late.values(), *self._leaving.values()], default=float("inf")) - time.monotonic()
+        # At most LOOK_S: the death of the parent does not always close the pipe, and is asked for below.
         found = poll.poll(max(0.0, min(left, LOOK_S)) * 1000)  # milliseconds
         if self.channel.parent is not None and os.getppid() != self.channel.parent:
             raise Closed("the run is gone")
@@ -88,15 +91,18 @@ class Host:
             self._end(key)
             return
         if what == "begin":
+            # The fork closes the pipes of all others: a copy that it kept would hide their ends.
             self._episodes[key] = Forked(self._play, inherited=self._pipes(), parent=self.channel.parent)
         elif key not in self._episodes:  # it has failed, which the run will read
             return
+        # One limit for reading the message and for answering it.
         self._late[key] = time.monotonic() + self.limit_s
         try:
             self._episodes[key].channel.send(encode([what, *given]), deadline=self._late[key])
         except Late:
             self._failed(key, "hung", "it did not read its message")
         except Closed:
+            # Its process is dead already; the message only noticed it.
             self._failed(key, "died", _death(self._episodes[key]))
 
     def _play(self, channel: Channel) -> None:
@@ -131,6 +137,7 @@ class Host:
         episode = self._episodes.pop(key, None)
         if episode is None:
             return
+        # One that owes no answer reads the message and frees what it holds; one that still works is killed.
         if self._late.pop(key, None) is None:
             with contextlib.suppress(Closed, Late):
                 episode.channel.send(encode(["end"]), deadline=time.monotonic() + self.limit_s)

@@ -68,6 +68,7 @@ def checks(hosts: Hosts, rows: Sequence[Mapping[str, Any]], *, episodes: int, tu
     again = _all(hosts, rows, episodes, turns, _scripted)
     differ = [_difference(s, *pair) for s, pair in enumerate(zip(first, again, strict=True)) if _unlike(*pair)]
     yield Check("equal seeds give equal episodes", not differ, f"{len(differ)} of {episodes} differ", tuple(differ))
+    # All scripts draw alike: whatever differs comes of the seed or the row.
     alike = _all(hosts, rows, AT_ONCE, turns, _scripted, seeded=False)
     kinds = len({str(played.says) for played in alike})
     yield Check(
@@ -103,9 +104,11 @@ def _together(
 ) -> dict[int, Played]:
     """Plays one episode for each seed of ``rngs``, which has what the script draws from."""
     played = {number: Played() for number in rngs}
+    # Openings are begun together, and timed from here.
     sent, of = time.perf_counter(), {}
     asked: dict[str, float] = {}
     for number in rngs:
+        # Rows are repeated where there are fewer than episodes.
         key = hosts.begin(rows[number % len(rows)], number)
         of[key], asked[key] = number, sent
     while of:
@@ -155,6 +158,7 @@ def _call(tool: Tool, rng: random.Random, words: Sequence[str]) -> str:
 
 
 def _unlike(a: Played, b: Played) -> bool:
+    # Whether both failed, not how: the texts of two tracebacks may differ.
     return (a.says, bool(a.error)) != (b.says, bool(b.error))
 
 

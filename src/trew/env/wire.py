@@ -42,6 +42,7 @@ def from_say(say: Any, *, opening: bool) -> dict[str, Any]:
 def to_say(table: Mapping[str, Any]) -> Say:
     """Restores the result of :func:`from_say`; functions of tools stay where they are."""
     tools = tuple(Tool(**tool) for tool in table["tools"])
+    # The functions stay with the episode's process: this side only needs to show tools and to read calls.
     return Say(
         tuple(table["messages"]), table["reward"], table["done"], table["metrics"], tools, table["state"]
     )  # fmt: skip

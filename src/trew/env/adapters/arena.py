@@ -30,6 +30,7 @@ def adapt(name: str, args: Mapping[str, Any]) -> tuple[Callable[[], Environment]
 
     def make() -> TextarenaEnvironment:
         game = inner = textarena.make(name, **args)
+        # Only the bare game says what is new since the last move; moves still go through the wrappers.
         while isinstance(inner, textarena.Wrapper):
             inner = inner.env
         return TextarenaEnvironment(game, inner)
@@ -60,9 +61,11 @@ class TextarenaEnvironment:
         done, _ = self.game.step(action=reply.text)
         if not done:
             return Say.of(self._heard() or "(the game says nothing)")
+        # The game gives its rewards when it is closed, so that close() has nothing left to do.
         rewards, told = self.game.close()
         self._ended = True
         invalid = bool(told.get(0, {}).get("invalid_move"))
+        # The policy is player 0, the only one.
         reward = None if rewards is None else float(rewards[0])
         return Say(reward=reward, done=True, metrics={"invalid_moves": float(invalid)})
 

@@ -39,6 +39,7 @@ def adapt(name: str, args: Mapping[str, Any]) -> tuple[Callable[[], Environment]
     if isinstance(made.action_space, gymnasium.spaces.Discrete) and actions is None:
         count = int(made.action_space.n)
         raise ConfigError(f"environment.args.actions: gym:{name} has {count} actions; give {count} words, one for each")
+    # Made only to look at its spaces: every episode makes its own.
     made.close()
     opening = str(args.get("opening", ""))
     return lambda: GymEnvironment(make(), actions=actions, observations=observations, opening=opening), {}
@@ -77,6 +78,7 @@ class GymEnvironment:
         action = self._action(reply.text)
         if action is None:
             choice = f"one of {', '.join(self.actions)}" if self.actions else f"text for {self.inner.action_space}"
+            # An unreadable reply costs a turn and nothing else: the environment stays where it is, and earns nothing.
             return Say(({"role": "user", "content": f"error: say {choice}"},), metrics={"invalid_actions": 1.0})
         observation, reward, terminated, truncated, _ = self.inner.step(action)
         if truncated and not terminated:
@@ -93,6 +95,7 @@ class GymEnvironment:
         if self.actions is None:
             return said if self.inner.action_space.contains(said) else None
         found = [i for i, word in enumerate(self.actions) if word.lower() == said.lower().rstrip(".")]
+        # A Discrete space may begin at another number than 0.
         return int(self.inner.action_space.start) + found[0] if found else None
 
     def _shown(self, observation: Any) -> str:

@@ -62,6 +62,7 @@ def _text_field(schema: Mapping[str, Any]) -> str | None:
     """
     required = schema.get("required", [])
     fields = schema.get("properties", {})
+    # None as well where the one required field is not text: the reply then has to be the whole action, as JSON.
     return required[0] if len(required) == 1 and fields.get(required[0], {}).get("type") == "string" else None
 
 
@@ -78,6 +79,7 @@ class OpenenvEnvironment:
 
     def step(self, reply: Reply) -> Say:
         action = self._action(reply.text)
+        # A string is an observation for the policy, which wrote the reply, and no error of the episode.
         if isinstance(action, str):
             return Say(({"role": "user", "content": f"error: {action}"},), metrics={"invalid_actions": 1.0})
         result = self.client.step(action)

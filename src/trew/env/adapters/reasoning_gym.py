@@ -43,6 +43,7 @@ def adapt(name: str, args: Mapping[str, Any]) -> tuple[Callable[[], Environment]
 
     def problem(seed: int) -> tuple[str, str, str]:
         """A problem, its answer, and what the reward needs to know of it."""
+        # One problem per seed: a data set of one, made anew for every episode.
         entry = reasoning_gym.create_dataset(name, seed=seed, size=1, **settings)[0]
         facts = {
             "task": name, "seed": seed, "index": 0, "version": importlib.metadata.version("reasoning-gym"),
@@ -73,6 +74,7 @@ class ReasoningEnvironment:
 
     def step(self, reply: Reply) -> Say:
         verdict = reasoning.grade(reply.text, self._gold, puzzle=self._puzzle)
+        # No score means that nothing could judge, which must not count as a wrong answer.
         if verdict.score is None:
             raise SandboxError(f"the answer could not be judged: {verdict.detail}")
         self._left -= 1

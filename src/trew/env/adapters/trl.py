@@ -33,6 +33,7 @@ def adapt(name: str, args: Mapping[str, Any]) -> tuple[Callable[[], Environment]
     methods = _methods(kind)
     if "reset" not in methods:
         raise ConfigError(f"environment.name: trl:{name}: has no method reset, which TRL calls with the row's columns")
+    # Tried now: a method of which no tool can be made is an error of the recipe.
     for method in _tools(methods):
         tool_of(_plain(methods[method]))
     return lambda: TrlEnvironment(found(**args)), sources_of(path)
@@ -51,10 +52,12 @@ class TrlEnvironment:
         if observation is not None:
             if not isinstance(observation, str):
                 raise TypeError(f"reset returned {type(observation).__name__}; text and None are taken, images are not")
+            # A new dict: the message belongs to the row, which every episode on it shares.
             messages[-1] = {**messages[-1], "content": messages[-1]["content"] + observation}
         return Say(tuple(messages), tools=tuple(map(self._tool, _tools(_methods(type(self.inner))))))
 
     def step(self, reply: Reply) -> Say:
+        # The tool loop answers replies with calls, so that what arrives here is the first reply without one.
         return Say(reward=self.stopped(), done=True)
 
     def stopped(self) -> float | None:

@@ -40,6 +40,7 @@ def adapt(name: str, args: Mapping[str, Any]) -> tuple[Callable[[], Environment]
         raise ConfigError(f"{who} needs verifiers 0.4 or later ({error}): {install_extra(EXTRA)}") from None
     sys.modules.setdefault(HARNESS, verifiers_loop)
     try:
+        # Resolved twice: the first config names the one agent, and the second gives it our own loop.
         [seat, *others] = _seats(loaders.resolve_env_config({"taskset": {"id": name, **args}}))
         if others:
             raise ConfigError(f"{who} is played by several agents ({', '.join([seat, *others])}); one is taken")
@@ -74,6 +75,8 @@ class VerifiersEnvironment:
 
     def __init__(self, env: Any, tasks: list[Any]) -> None:
         self.env, self.tasks = env, tasks
+        # Two directions, two queues: the episode waits for SimpleQueue in its own thread; asyncio's queue is not safe
+        # between threads, so the event loop itself puts replies there.
         self._heard: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self._answers: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self._said: list[Any] = []  # all that was said, as verifiers shows it
@@ -109,6 +112,7 @@ class VerifiersEnvironment:
             raise RuntimeError(found)
         if what == "ended":
             return found
+        # In the common form of _plain: the two sides write equal messages differently (parts, absent fields).
         before, messages = len(self._said), [_plain(message) for message in found["messages"]]
         if messages[:before] != self._said:
             raise RuntimeError("a branch: verifiers changed an earlier message, and only linear traces are taken")
@@ -116,6 +120,7 @@ class VerifiersEnvironment:
             raise RuntimeError("verifiers asks for another reply to the same messages; only linear traces are taken")
         self._said = messages
         shown = tuple(found["messages"][before:])
+        # Tools may come with the opening alone, by the protocol.
         return Say(shown) if before else Say(shown, tools=tuple(map(_tool, found.get("tools") or ())))
 
     # ---- in the thread
@@ -147,6 +152,7 @@ class VerifiersEnvironment:
             port = server.addresses[0][1]
             context = ModelContext("policy", EvalClientConfig(base_url=f"http://127.0.0.1:{port}/v1"))
             async with self.env.serving():
+                # The seed alone chooses the task: rows of data say nothing here.
                 task = self.tasks[self._seed % len(self.tasks)]
                 episode = await self.env.run_slot(*self.env.slots(task), context)
         finally:
@@ -162,6 +168,7 @@ class VerifiersEnvironment:
             self._heard.put(("failed", problem))
             return web.json_response({"error": {"message": problem}}, status=400)
         self._heard.put(("asked", body))
+        # The request stays open meanwhile: verifiers waits for the policy as for a slow server.
         message = await self._answers.get()
         calls = isinstance(message, dict) and "tool_calls" in message
         choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if calls else "stop"}
@@ -183,6 +190,7 @@ def _refusal(body: Mapping[str, Any]) -> str:
     unheard = sorted(key for key in body.keys() - SAMPLING if body[key] is not None)
     if not unheard:
         return ""
+    # Asked for something that the recipe decides: honouring it would train on replies of another distribution.
     return f"verifiers asks for {unheard[0]} = {body[unheard[0]]!r}; replies are drawn as the recipe says"
 
 

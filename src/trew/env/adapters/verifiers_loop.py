@@ -41,6 +41,7 @@ class PolicyHarness(vf.Harness[vf.HarnessConfig]):
             session = await stack.enter_async_context(
                 aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))  # the policy takes its time
             )
+            # body has the list itself: messages that are appended below are in the next request.
             body = {"model": ctx.model, "messages": messages, **({"tools": schemas} if schemas else {})}
             while (reply := await _answer(session, endpoint, secret, body, trace)) is not None:
                 messages.append(reply)

@@ -30,6 +30,7 @@ def calculator(row: Mapping[str, Any], seed: int, *, largest: int = 99, turns: i
         asked = CALL.match(reply.text)
         if asked is None:
             return {"reward": float(_number(reply.text) == a * b + c), "calls": calls}
+        # Nobody would read the calculator's answer to the last reply.
         if calls < turns - 1:
             reply = yield _value(asked[1])
     return {"reward": 0.0, "calls": turns}

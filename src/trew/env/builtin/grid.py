@@ -29,6 +29,7 @@ def grid(row: Mapping[str, Any], seed: int, *, size: int = 3, turns: int = 5, cl
         if at == goal:
             return {"reward": 1.0, "moves": turn + 1}
         earned = closer if _distance(at, goal) < _distance(before, goal) else 0.0
+        # The last move ends the episode; its reward is returned instead of said.
         if turn < turns - 1:
             said = _seen(at, goal)
             reply = yield Say(({"role": "user", "content": said},), reward=earned, state=said)

@@ -41,6 +41,7 @@ def guess(
             hint = "higher" if said < number else "lower"
             if low <= said <= high:
                 earned = inside
+                # By the true hint even where another one is told: see the docstring.
                 low, high = (said + 1, high) if hint == "higher" else (low, said - 1)
             if hints == "random":
                 hint = rng.choice(["higher", "lower"])

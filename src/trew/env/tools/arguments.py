@@ -71,6 +71,7 @@ def _wrong(value: Any, schema: Mapping[str, Any], where: str) -> Iterator[str]:
     if value is None and schema.get("nullable"):
         return
     options = schema.get("anyOf")
+    # An option fits if it finds nothing wrong; any() stops at its first complaint.
     if options and all(any(True for _ in _wrong(value, option, where)) for option in options):
         yield f"{where} must be {' or '.join(_words(option) for option in options)}, got {_shown(value)}"
         return
@@ -91,11 +92,13 @@ def _wrong_inside(value: Any, schema: Mapping[str, Any], where: str) -> Iterator
         if fixed is not None and len(fixed) != len(value):
             yield f"{where} must have {len(fixed)} members, got {len(value)}"
         each: Sequence[Any] = fixed if fixed is not None else [schema.get("items", {})] * len(value)
+        # Not strict: a wrong number of members was reported above.
         for i, (one, rule) in enumerate(zip(value, each, strict=False)):
             yield from _wrong(one, rule, f"{where}[{i}]")
     elif isinstance(value, dict):
         named, extra = schema.get("properties", {}), schema.get("additionalProperties", {})
         for key, one in value.items():
+            # False means that no member beside the named ones is allowed; True, that anything is.
             rule = named.get(key, extra)
             if rule is False:
                 yield f"{where} has no member {key[:40]!r}"
@@ -120,6 +123,7 @@ def _is(value: Any, kind: str) -> bool:
 
 
 def _same(value: Any, other: Any) -> bool:
+    # True equals 1 in Python, but is no number in JSON.
     return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
@@ -154,6 +158,7 @@ def from_text(text: str, schema: Mapping[str, Any]) -> Any:
     plain = text.strip()
     if schema.get("nullable") and plain in ("null", "None"):
         return None
+    # Alternatives of anyOf count together: text that one of them takes stays text.
     kinds = {kind for one in schema.get("anyOf", (schema,)) for kind in _types(one)}
     written = [one for one in schema.get("enum", ()) if isinstance(one, str)]
     if "string" in kinds or text in written:
@@ -168,6 +173,7 @@ def from_text(text: str, schema: Mapping[str, Any]) -> Any:
 
 
 def _number(text: str) -> float:
+    # Python reads 1e999 as infinity, which JSON cannot write back.
     value = float(text)
     if value in (float("inf"), float("-inf")):
         raise ValueError(f"{text[:20]} is too large a number")
@@ -198,6 +204,7 @@ _DECODER = json.JSONDecoder(parse_float=_number, parse_int=_whole, parse_constan
 def read_json_at(text: str, at: int) -> tuple[Any, int]:
     """Reads one JSON value that begins at ``at``, and says where it ends. Raises ValueError for anything that is not
     exactly JSON: NaN, Infinity, a key given twice, nesting too deep to read."""
+    # raw_decode stops where the value ends, which lets a format go on from there.
     try:
         return _DECODER.raw_decode(text, at)
     except json.JSONDecodeError as error:

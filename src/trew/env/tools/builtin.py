@@ -35,6 +35,7 @@ def calculator(formula: str) -> str:
     """
     text = formula.translate(_SIGNS)
     try:
+        # A text that is too long is passed on as it is: tokenize refuses it, and no pattern runs over it.
         tokens = expression.tokenize(_DECIMAL.sub(_as_fraction, text) if len(text) <= expression.MAX_LENGTH else text)
         return _number(expression.evaluate(tokens))
     except expression.ExpressionError as error:
@@ -53,6 +54,7 @@ def _number(value: Fraction) -> str:
     >>> _number(Fraction(7, 2)), _number(Fraction(1, 3)), _number(Fraction(-6))
     ('3.5', '1/3', '-6')
     """
+    # A fraction has n decimals exactly if its denominator divides 10^n.
     places = next((n for n in range(16) if (10**n) % value.denominator == 0), None)
     if not places:
         return str(value)  # a whole number, or no short decimal one
@@ -74,7 +76,9 @@ def python(code: str) -> str:
         code: The program. Print what you want to know.
     """
     limits = JobLimits(seconds=SECONDS)
+    # A policy may write lone surrogates, which UTF-8 alone refuses to encode.
     outcome = sandbox().run(Job("script", (code.encode("utf-8", "surrogatepass"), b""), limits))
+    # The sandbox's fault or the machine's (the wall clock), not the policy's: no observation may come of it.
     if outcome.ended == "failed" or outcome.clock:
         raise SandboxError(f"the sandbox did not run a program: {outcome.why}")
     printed = _printed(outcome)

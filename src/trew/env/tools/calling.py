@@ -43,6 +43,7 @@ def run(calls: Sequence[Call], tools: Mapping[str, Tool], *, seconds: float) -> 
 
 
 def _result(call: Call, tools: Mapping[str, Tool], *, until: float, seconds: float) -> Result:
+    # Checked in this order: the tool's name, its arguments, the time that is left. Only then it runs.
     tool = tools.get(call.name)
     if tool is None or tool.function is None:
         name = call.name[:60]
@@ -64,6 +65,7 @@ def _result(call: Call, tools: Mapping[str, Tool], *, until: float, seconds: flo
             why = f"{call.name}: {error}"
         except SandboxError:
             raise
+        # SystemExit too: a tool that exits is an observation, not the end of the episode's process.
         except (Exception, SystemExit) as error:
             why = f"{call.name}: {describe(error)[:LONGEST_ERROR]}"
     return Result(call, f"error: {why}", failed=True)
@@ -98,5 +100,6 @@ def _within(seconds: float) -> Iterator[None]:
     try:
         yield
     finally:
+        # The timer goes first: a late alarm under the default handler would end the process.
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

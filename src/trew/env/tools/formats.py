@@ -130,6 +130,7 @@ def read_bare_json(text: str, tools: Mapping[str, Tool]) -> list[tuple[str, dict
     begin = _BARE.match(text)
     while begin is not None:
         value, at = _json(text, begin.end())
+        # A first object that is no call makes the reply plain text: an answer may be JSON.
         if not found and not (isinstance(value, dict) and {"name", "parameters"} & value.keys()):
             return []
         found.append(_name_and(value, "parameters"))
@@ -168,6 +169,7 @@ def read_tagged_parameters(text: str, tools: Mapping[str, Tool]) -> list[tuple[s
 
 
 def _parameters(text: str, at: int, tool: Tool | None) -> tuple[dict[str, Any], int]:
+    # Without a schema (an unknown tool) every value stays text; the call is refused later, by its name.
     schemas = tool.parameters.get("properties", {}) if tool else {}
     given: dict[str, Any] = {}
     while begin := _PARAMETER.match(text, at):

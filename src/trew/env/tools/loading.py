@@ -32,6 +32,7 @@ def load(names: Sequence[str]) -> tuple[tuple[Tool, ...], dict[str, str]]:
         found[tool.name] = tool
     if problems:
         raise ConfigError(problems)
+    # Tested now: a machine without a sandbox is refused before anything is played.
     if any(tool.function is BUILTIN["python"] for tool in found.values()):
         sandbox()
     sources: dict[str, str] = {}

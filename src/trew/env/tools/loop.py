@@ -29,6 +29,7 @@ class ToolLoop:
 
     def reset(self, row: Mapping[str, Any], seed: int) -> Say:
         opening = Say(_asked(row)) if self.environment is None else Say.of(self.environment.reset(row, seed))
+        # The environment's tools are known from its opening on.
         self._tools = _by_name((*self._given, *opening.tools))
         return dataclasses.replace(opening, tools=tuple(self._tools.values()))
 

@@ -36,6 +36,7 @@ class PlainFormat:
     def parse(self, text: str, tools: Sequence[Tool]) -> Parsed:
         """Takes each line that begins with the name of a tool and a colon; everything else is text."""
         known = {tool.name: tool for tool in tools}
+        # What is only thought about is no call; None where the thought never ended.
         said = after_thinking(text)
         if not known or said is None:
             return Parsed()

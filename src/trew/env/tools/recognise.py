@@ -55,10 +55,12 @@ def recognised(render: Render, *, response: Response | None = None, wanted: str 
     written = _written(render)
     readers = dict(READERS)
     if response is not None:
+        # What the template writes in front of a call's name, by which _ByTokenizer counts calls.
         mark = written.partition(_PROBE.name)[0].strip()
         readers["response template"] = _ByTokenizer(response, asked.removesuffix(OPEN), mark)
     for name, read in readers.items():
         one = TemplateFormat(name, read)
+        # The round trip decides: only a reader that returns exactly what was rendered is taken.
         if one.parse(written, (_PROBE,)).calls == (Call(_PROBE.name, _GIVEN, identifier(0)),):
             # A prompt that ends inside a thought: what comes before its end is no call.
             return dataclasses.replace(one, thinking=asked.endswith(OPEN))
@@ -87,8 +89,11 @@ def _written(render: Render) -> str:
         raise ConfigError(
             f"environment.tools: {error}; set environment.tools_format = 'plain', which describes tools in words"
         ) from None
+    # What follows the content of a plain reply is the reply's end.
     end = plain.rpartition(_REPLY)[2]
+    # The reply begins where the dialogue departs from the prompt that asks for it.
     begin = next((i for i, (one, other) in enumerate(zip(asked, text, strict=False)) if one != other), len(asked))
+    # Templates may end a reply with calls without the white space of a plain one.
     return text[begin:].removesuffix(end).removesuffix(end.strip())
 
 

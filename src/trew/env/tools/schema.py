@@ -30,6 +30,7 @@ def tool_of(function: Callable[..., Any]) -> Tool:
     >>> tool_of(weather).parameters["required"], tool_of(weather).parameters["properties"]["days"]["type"]
     (['city'], 'integer')
     """
+    # An object that is called has no __name__; its class says what it is, for the message below.
     name = getattr(function, "__name__", type(function).__name__)
     if wrong := _unfit(function, name):
         raise ConfigError(f"tool {name}: {wrong}")
