@@ -83,6 +83,7 @@ def _candidates(now: Estimate) -> Iterator[dict[str, Any]]:
     yield {"learner.optimizer": "adamw-8bit"}
     if c.learner.dtype == "float32":
         yield {"learner.dtype": "bfloat16"}
+    # A base in fewer bytes needs adapters: where there are none yet, they come with it.
     lora: dict[str, Any] = {}
     if not c.lora.rank:
         lora = {"lora.rank": 16}

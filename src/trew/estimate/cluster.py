@@ -98,12 +98,14 @@ def cluster_map(config: Config, *, objective: Objective, prompt: int, fleet: Fle
     if config.demonstrates:
         config, prompt = of_rows(config, prompt)
     cluster, s = config.cluster, sizes_of(config)
+    # 0: as many ranks as GPUs are left beside the servers.
     if cluster.learner == 0:
         taken = 0 if cluster.colocate else _started(config) * cluster.server_gpus
         ranks = fleet.nodes * fleet.gpus - taken
         if ranks < 1:
             return ClusterMap((), ("cluster.learner: got 0 (every GPU that servers leave), and none is left",))
         config = replace(config, cluster=replace(cluster, learner=ranks))
+    # ---- a rank's needs, then everybody's place
     load = _load(config, s, objective, fleet, prompt=prompt)
     # A single process with a backend is what trew plan without ranks estimates.
     parts = (
@@ -128,6 +130,7 @@ def _gpu_map(config: Config, s: Sizes, load: Load, rank: Tenant, fleet: Fleet, *
     if room is None:
         return ClusterMap((*devices, *nodes), tuple(problems))
     problems += [] if room > 0 else [_no_cache(config)]
+    # room is that of one GPU, and a server's cache is spread over all of its GPUs.
     count = max(0, room * each) // max(1, _cache_bytes(s, config, length))
     return ClusterMap((*devices, *nodes), tuple(problems), count)
 
@@ -190,8 +193,10 @@ def rank_parts(s: Sizes, config: Config, load: Load, *, shards: int) -> dict[str
         "reference": 0 if aside else _part(max(kept, read), shards),
         "teacher": 0 if aside else _part(load.teacher, shards),
     }
+    # b N_l / L: a layer's matrices in the type of products.
     layer = b * s.linear // s.layers
     summed = (4 if b == 4 else 4 + b) * s.linear // s.layers  # gradients, and a copy of another type
+    # Weights in pieces, or in CPU memory, are gathered layer by layer where they are used.
     apart = shards > 1 or aside
     assert load.body is not None
     trained = {
@@ -238,6 +243,7 @@ def _on_gpu(s: Sizes, config: Config, free: int | None, *, gpus: int) -> dict[st
     if free is None:
         return {"weights": model, "work": SERVER_WORK}
     share = float(config.cluster.server_args.get("gpu-memory-utilization", SERVER_SHARE))
+    # vLLM fills its share to the end: the cache is what is left, and no need of its own.
     return {"weights": model, "work": SERVER_WORK, "cache": int(share * free) - model - SERVER_WORK}
 
 
@@ -266,6 +272,7 @@ def _numbered(one: Tenant, numbers: Sequence[int] | range) -> Iterator[Tenant]:
 def _on_gpus(config: Config, rank: Tenant, server: Tenant | None, fleet: Fleet) -> tuple[list[Device], list[str]]:
     """Every GPU with its tenants: ranks take the first ones of every node, servers the last ones of the first node."""
     ranks, each, colocated = config.cluster.learner, config.cluster.server_gpus, config.cluster.colocate
+    # Rounded up; where ranks do not divide evenly, that is a problem below.
     on_node = _part(ranks, fleet.nodes)
     servers = config.cluster.servers if server is not None else 0
     problems = []
@@ -281,6 +288,7 @@ def _on_gpus(config: Config, rank: Tenant, server: Tenant | None, fleet: Fleet) 
     for node in range(fleet.nodes):
         for gpu in range(fleet.gpus):
             tenants = [replace(rank, who=f"rank {node * on_node + gpu}")] if gpu < on_node else []
+            # Beside ranks servers take the last GPUs of the node; in turns with ranks they begin at the first GPU.
             from_end = gpu if colocated else gpu - (fleet.gpus - servers * each)
             if server is not None and node == 0 and 0 <= from_end < servers * each:
                 tenants.append(replace(server, who=f"server {from_end // each}"))
@@ -307,6 +315,7 @@ def _node(s: Sizes, config: Config, load: Load, node: int, fleet: Fleet) -> Devi
     if offload == "all":
         kept["gradients"] = _part(4 * s.trained, shards) * on_node
     tenants = [Tenant("ranks", {"always": kept})]
+    # In shards, rank 0 alone holds the whole model while it loads; without, every rank of the node does.
     if node == 0 or shards == 1:
         tenants.append(Tenant("loading", {"loading": {"weights": whole * (on_node if shards == 1 else 1)}}))
     if config.cluster.rollout == "vllm" and node == 0:
@@ -347,6 +356,7 @@ def table(found: ClusterMap) -> list[str]:
 
 def _alike(devices: Sequence[Device]) -> Iterator[tuple[str, Device]]:
     """Devices with their names; consecutive ones that differ in numbers only are joined."""
+    # Joins neighbours by kind, so that eight equal GPUs are one line: see _kind.
     groups: list[list[Device]] = []
     for device in devices:
         if groups and _kind(groups[-1][0]) == _kind(device):

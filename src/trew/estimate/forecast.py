@@ -85,11 +85,13 @@ class Measured:
                 f"--like: {run} cannot be read ({error}); give the folder of a run that has completions in rollouts/"
             ) from None
         found: dict[tuple[int, int], list[int]] = {}
+        # Only sampled tokens cost decoding steps; tokens of tools and environments are prefilled.
         for row in table.to_pylist():
             found.setdefault((row["step"], row["group"]), []).append(max(1, sum(row["sampled"])))
         if not found:
             raise ConfigError(f"--like: {run} has no completions; give a run that has finished a step")
         # The first step compiles and allocates.
+        # Of asynchronous steps: what is not waiting is the learner's own time.
         own = [row["seconds"] - row["waited_s"] for row in rows if "waited_s" in row][1:]
         completions = config.rollout.prompts * config.rollout.completions
         update_s = float(np.median(own)) / completions if own else None
@@ -134,6 +136,7 @@ def outlook(
 ) -> Outlook:
     """Simulates the recipe's run, and for comparison others of :data:`BOUNDS`. ``sequences``: of full length that a
     server's cache holds."""
+    # First come, first served: setdefault keeps what is given over what was measured, and both over what is assumed.
     sizes, most = sizes_of(config), config.rollout.max_tokens
     rates = {name: Rate(value, "given") for name, value in given.items()}
     if like is not None and not {"tokens", "sigma"} & set(given):
@@ -154,9 +157,11 @@ def outlook(
     if sequences is not None and 0 < sequences < slots:
         rates.setdefault("slots", Rate(sequences, "of full length that a server's cache holds, by the map above"))
     rates.setdefault("slots", Rate(slots, "max-num-seqs of vLLM"))
+    # Behind the slots, which rates of CPUs depend on.
     needed = _Need.of(sizes, config, objective, prompt=prompt, tokens=tokens)
     for name, rate in (_on_gpus if fleet.gpus else _on_cpus)(sizes, config, needed, fleet, given=rates).items():
         rates.setdefault(name, rate)
+    # ---- the recipe's own bound, and others to compare with
     bounds = {config.cluster.staleness}
     if completions <= MANY and not config.cluster.colocate:
         bounds |= set(BOUNDS)
@@ -190,7 +195,9 @@ class _Need:
     def of(cls, s: Sizes, config: Config, objective: Objective, *, prompt: int, tokens: float) -> _Need:
         rollout, learner = config.rollout, config.learner
         token = 2.0 * (s.linear + s.head)
+        # A group's prompt is fed once, and each of its completions.
         fed = rollout.prompts * (prompt + rollout.completions * tokens)
+        # Forward, and backward for inputs; backward for weights only where they are trained.
         backward = (2 if config.lora.rank else 3) + learner.gradient_checkpointing
         apart = int("ref_logprobs" in objective.needs) + times.policy_passes(config, objective)
         return cls(token, token * fed * (backward * learner.inner_updates + apart))
@@ -202,6 +209,7 @@ def _on_gpus(s: Sizes, config: Config, need: _Need, fleet: Fleet, *, given: Mapp
     taken = 0 if cluster.colocate else cluster.servers * cluster.server_gpus
     ranks = cluster.learner or max(1, fleet.nodes * fleet.gpus - taken)
     gpu = f"assumed: {GPU_SHARE:.0%} of an H100's"
+    # Decoding few sequences is bound by memory: an iteration reads all weights, b N / GPUs of a server.
     read = width * s.weights / cluster.server_gpus / (GPU_SHARE * GPU_BYTES_S)
     return {
         "token_s": Rate(read, f"{gpu} memory bandwidth, which reads the weights"),
@@ -219,6 +227,7 @@ def _on_cpus(s: Sizes, config: Config, need: _Need, fleet: Fleet, *, given: Mapp
     slots = int(given["slots"].value)
     rate = times.rates(s, config, rows=1, tokens=max(2, slots), device="cpu")
     share, here = times.SHARE["plain"], "measured: matrix products on this machine"
+    # A straight line through an iteration with one sequence and one with all slots.
     one, all_of = need.token / (share * rate.few), slots * need.token / (share * rate.many)
     return found | {
         "token_s": Rate(one, here),

@@ -100,6 +100,7 @@ def weights(s: Sizes, config: Config) -> int:
     return 4 * (s.weights - s.linear + s.trained) + int(per_weight * s.linear)
 
 
+# Bytes a weight: two moments in float32; or in one byte each, with a float32 scale for every 256 numbers of both.
 _MOMENTS = {"adamw": 8, "adamw-8bit": 2 + 8 / 256, "adamw-offload": 0}
 
 
@@ -124,6 +125,7 @@ def reference(s: Sizes, config: Config, load: Load) -> tuple[int, int]:
     if load.rounded:
         rounded = 4 * s.weights - 2 * s.linear
         return rounded, rounded
+    # Only float32 files on a CPU can serve as they lie, as mapped pages.
     if not load.heap or load.types != {"F32"}:
         return 4 * s.weights, 4 * s.weights
     by_layer = 4 * (s.weights - s.linear + s.linear // s.layers)
@@ -144,7 +146,9 @@ def laid_out(s: Sizes, config: Config, load: Load) -> int:
         return b * s.linear + 4 * s.head
     if not load.packed:
         return 0
+    # A base in fewer bytes is not laid out; adapters always are.
     mine = s.linear if not lora or config.lora.base == "float32" else 0
+    # b N_l + b V H, and the adapters.
     return b * (mine + s.head + (s.trained if lora else 0))
 
 
@@ -159,9 +163,11 @@ def cache(s: Sizes, config: Config, load: Load) -> int:
         return load.static.cache.layer * s.layers + load.static.cache.rest
     if not load.native_decode or load.plan is None:
         return token * _width(config) * load.rows * (load.prompt + load.completion + 64)
+    # S rows in sequence belong to at most ceil(S / G) + 1 groups: they may begin and end inside one.
     prompts = -(-load.rows // load.group) + 1
     pages = prompts * -(-load.prompt // load.plan.page) + load.rows * -(-load.completion // load.plan.page)
     page = _width(config) * token * load.plan.page
+    # The cache grows by chunks of whole pages.
     chunk = max(1, CHUNK // page) * page
     return -(-pages * page // chunk) * chunk
 
@@ -171,6 +177,7 @@ def decoding(s: Sizes, config: Config, load: Load) -> int:
     2,048 prompt tokens, each 4 H + b H (residual, norm), b (A + 2 K) + 4 A + b A (queries to attention's result),
     3 b F (gate, up, product), b (A + H) (what products gave)."""
     b, wide = _width(config), s.heads * s.head_dim
+    # Logits and three copies, 4 bytes each.
     draw = 16 * s.vocabulary * load.rows
     if load.static is not None:
         return max(draw, load.static.work.layer * s.layers + load.static.work.rest)
@@ -178,6 +185,7 @@ def decoding(s: Sizes, config: Config, load: Load) -> int:
         return max(draw, load.prefill.layer * s.layers + load.prefill.rest)
     assert load.plan is not None
     tokens = min(load.plan.prefill_tokens, load.prompt * (-(-load.rows // load.group)))
+    # Of a prompt's token: residual and norm, queries to attention's result, gate, up and their product.
     row = (4 + b) * s.hidden + b * (2 * wide + 2 * s.kv_heads * s.head_dim) + 4 * wide + 3 * b * s.intermediate
     return max(draw, tokens * (row + b * s.hidden))
 
@@ -259,6 +267,7 @@ def head(s: Sizes, config: Config, load: Load) -> int:
 def proof(s: Sizes, config: Config, load: Load) -> int:
     """One sample through the model's own forward before the first step, with which faster code is compared: 4 V C (its
     logits), 4 (P + C) (3 F + 4 H) (the work of a layer), and 4 H F (a matrix) where weights are kept in fewer bytes."""
+    # The run's own pass is the plain one: there is nothing to compare.
     if load.body is not None and not load.fused and not load.shares:
         return 0
     layer = 4 * (load.prompt + load.completion) * (3 * s.intermediate + 4 * s.hidden)
@@ -317,6 +326,7 @@ def memory(s: Sizes, config: Config, load: Load) -> Memory:
     # The engine keeps its buffers while training if that leaves half of the GPU free, and releases them otherwise.
     if load.static is not None and (load.free is None or 2 * sum(parts["generating"].values()) <= load.free):
         parts["training"] |= {name: made[name] for name in ("laid out", "cache")}
+    # In the order of a run, in which tables show phases.
     if load.stored:
         parts = {"loading": always | {"reference": kept, "optimizer": 0, "file": load.stored + packing}} | parts
     if config.lora.rank:
@@ -383,6 +393,7 @@ def _kept(s: Sizes, load: Load, made: dict[str, int], trained: dict[str, int]) -
     apart = made["laid out"] if 2 * s.trained < s.weights else 4 * s.head
     cached = made["cache"] + (apart if load.native_decode else 0)
     # Heap and arena each stay at their largest use so far: a phase's extra is what another one needed beyond its own.
+    # small and large: what each phase takes from the heap; cached and passing: from the arena.
     held = ("gradients", "coefficients", "proof", "update")
     small, large = sum(made.values()) - cached, sum(trained.get(name, 0) for name in held)
     room, heap = max(cached, passing), max(small, large)

@@ -69,6 +69,7 @@ def batch(config: Config, model: Any, *, prompt: int, vocabulary: int, layers: i
     what all layers keep.
     """
     learner, rollout = config.learner, config.rollout
+    # Which ids they are does not matter: lengths alone decide memory.
     one = np.arange(completion_tokens(config, prompt)) % vocabulary
     ids = np.arange(prompt) % vocabulary
     groups = learner.minibatch_prompts or rollout.prompts
@@ -130,17 +131,21 @@ def training_peaks(batch: Batch) -> tuple[int, int]:
     runner, pack, before = batch.runner, batch.largest, []
     assert isinstance(runner, AutogradRunner)
 
+    # Called by autograd when the gradient of the first layer's output is there: the peak so far becomes the first
+    # figure, and counting goes on for the second.
     def reached(gradient: Tensor) -> None:
         before.append(storages.peak)
         storages.peak = storages.live
 
     def watch(layer: nn.Module, given: Any, out: Any) -> None:
+        # A layer returns its hidden states, or a tuple that begins with them.
         hidden = out if isinstance(out, Tensor) else out[0]
         if hidden.requires_grad:
             hidden.register_hook(reached)
 
     settings, layers = runner.settings, recompute.layers(runner.model)
     again = recompute.recomputing(runner.model) if settings.gradient_checkpointing else nullcontext()
+    # The handle of a hook removes it at the end of the block.
     watched = layers[0].register_forward_hook(watch) if layers else nullcontext()
     with StorageCount() as storages, again, watched, runner.running(pack) as out:
         # A fused runner returns hidden states: the head works chunk by chunk outside, and :mod:`.memory` counts it.
@@ -151,6 +156,7 @@ def training_peaks(batch: Batch) -> tuple[int, int]:
             loss = token_logprobs(out, rows=rows, tokens=tokens).sum()
             del out  # as the learner does
             loss.backward()
+    # Without a layer that was reached, one peak stands for the whole pass.
     return (before[0], storages.peak) if before else (storages.peak, 0)
 
 

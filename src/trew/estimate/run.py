@@ -68,6 +68,7 @@ def estimate(
 
     ``rates`` reuses another estimate's measurement on the same machine; without it, rates are measured.
     """
+    # Demonstrations are learned like a run's completions; only the parts of training apply.
     if config.demonstrates:
         like, one = of_rows(config, prompt)
         found = estimate(like, machine=machine, objective=objective, prompt=one, rates=rates)
@@ -78,6 +79,7 @@ def estimate(
     load = load_of(config, sizes, objective, machine, prompt=prompt)
     if rates is None:
         rates = times.rates(sizes, config, rows=load.rows, tokens=load.tokens, device=machine.device)
+    # Forward passes alone: the reference's, a teacher's by its size, the policy's own.
     passes_without = int("ref_logprobs" in objective.needs) + teacher_passes(config, sizes)
     passes_without += times.policy_passes(config, objective)
     work = times.operations(sizes, config, load, log_prob_passes=passes_without)
@@ -111,7 +113,9 @@ def load_of(config: Config, s: Sizes, objective: Objective, machine: Machine, *,
     side_by_side = max(1, min(-(-rows // config.rollout.completions), PREFILL_TOKENS // prompt))
     return Load(
         tokens=pack.input_ids.size,
+        # Columns that the head reads, times rows.
         reads=len(pack.read_at) * len(pack.input_ids),
+        # Of one rank: the packs are dealt out over all of them.
         passes=-(-len(batch.packs) // passes.ranks_of(config)),
         rows=rows,
         prompt=prompt,
@@ -127,6 +131,7 @@ def load_of(config: Config, s: Sizes, objective: Objective, machine: Machine, *,
         teacher=teacher_bytes(config, machine.device),
         heap=machine.device == "cpu",
         native_decode=native,
+        # Whole layers by the kernels: formulas know their needs, nothing is measured.
         body=None if way.layers else passes.training(config, s, prompt=prompt, device=machine.device),
         prefill=None if native else passes.prefill(config, prompts=side_by_side, length=prompt, device=machine.device),
         plan=plan,

@@ -52,6 +52,7 @@ class Forecast:
 
 def log_normal(mean: float, sigma: float, most: int) -> LengthDraw:
     """Lengths whose logarithm is normally distributed, with this mean before they are cut at ``most`` tokens."""
+    # The mean of a log-normal is exp(mu + sigma^2 / 2).
     mu = math.log(mean) - sigma**2 / 2
     return lambda rng, n: np.clip(np.exp(rng.normal(mu, sigma, n)), 1, most).round()
 
@@ -64,6 +65,7 @@ def wait_for_deadlines(run: Simulation) -> list[int] | None:
 def drop_the_slow(run: Simulation) -> list[int] | None:
     """For comparison, another rule: takes the groups that finish first, and drops those that are too old by then."""
     there = [account.ticket.number for account in run.ledger.finished()]
+    # Nothing is dropped while the step could not go on anyway.
     if len(there) < run.work.prompts:
         return None
     for ticket in run.ledger.unfinished():
@@ -120,6 +122,7 @@ class Simulation:
         if self._taken is None and (taken := self._take(self)) is not None:
             self._taken, self._until = taken, servers.now + self.work.update_s
             self._waited += servers.now - self._waiting_since
+        # The earlier of two events: the learner is done, or something happens at a server.
         if self._until <= servers.next_event:
             servers.now = self._until
             self._publish(self._taken or [])
@@ -141,11 +144,13 @@ class Simulation:
     def _publish(self, numbers: Sequence[int]) -> None:
         servers, counted = self.servers, self.step > self.work.warm_up
         for number in numbers:
+            # Adds 0 in the warm-up.
             self._ages[self.step - 1 - self.ledger.accounts[number].oldest] += counted
             self._end(number, trained=True)
         servers.stand_still(servers.now + self.work.sync_s)
         servers.now += self.work.sync_s
         servers.version = self.step
+        # Only now: room for new groups opens once the servers have the weights.
         self.ledger.train(self.step, version=self.step, numbers=numbers)
         self._marks.append(_Mark(servers.now, self._waited, self.ledger.lines, *servers.totals()))
         self.step, self._taken, self._until, self._waiting_since = self.step + 1, None, math.inf, servers.now
@@ -165,6 +170,7 @@ class Simulation:
 
     def forecast(self) -> Forecast:
         """The figures of all steps so far but those of the warm-up."""
+        # _marks[0] is the beginning, and _marks[i] the end of step i.
         first, last = self._marks[self.work.warm_up], self._marks[-1]
         elapsed, steps = last.time - first.time, len(self._marks) - 1 - self.work.warm_up
         of_servers = elapsed * self.servers.settings.count
@@ -218,6 +224,7 @@ def best_split(
     tried: dict[int, Forecast] = {}
     for share in shares or [eighth / 8 for eighth in range(1, 8)]:
         learner = round(gpus * share)
+        # GPUs that are too few for another server stay idle.
         count = (gpus - learner) // gpus_per_server
         if learner and count and learner not in tried:
             own = replace(work, update_s=update_gpu_s / learner)

@@ -51,11 +51,13 @@ def sizes_of_teacher(config: Config) -> Sizes | None:
 
 @functools.lru_cache(maxsize=8)
 def _sizes(name: str, lora: LoraConfig) -> Sizes:
+    # On meta: shapes without memory.
     model: Any = loading.skeleton(loading.load_config(name))
     layers = linear_layers(model)
     matrices = {n: layer.get_parameter("weight").shape for n, layer in layers.items()}
     head: Any = model.get_output_embeddings()
     vocabulary, hidden = head.weight.shape
+    # By parameter: the optimizer's temporaries follow the largest one.
     trained = _adapters(matrices, lora) if lora.rank else [p.numel() for p in model.parameters()]
     # Of a multimodal model the text part; several architectures leave out what follows from other entries.
     text: Any = model.config.get_text_config()

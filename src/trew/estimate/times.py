@@ -65,6 +65,7 @@ def _rate(rows: int, s: Sizes, *, dtype: torch.dtype, device: str, plan: Plannin
         start = time.perf_counter()
         once()
         best = min(best, time.perf_counter() - start)
+    # A multiplication and an addition for each row and weight.
     return 2 * rows * numbers * count / best
 
 
@@ -94,6 +95,7 @@ def operations(s: Sizes, config: Config, load: Load, *, log_prob_passes: float) 
     """
     rollout, learner = config.rollout, config.learner
     groups, size, prompt, completion = rollout.prompts, rollout.completions, load.prompt, load.completion
+    # L A of the docstring.
     wide = s.layers * s.heads * s.head_dim
     # C - 1: the last token of a completion is predicted but never fed.
     fed = groups * (prompt + size * (completion - 1)) if load.shares else groups * size * (prompt + completion - 1)
@@ -116,6 +118,7 @@ def seconds(work: dict[str, float], rate: Rates, load: Load) -> dict[str, float]
     generating, learning = (SHARE["native" if own else "plain"] for own in (load.native_decode, load.body is None))
     share = {"prefill": generating, "decoding": generating, "log-probs": learning, "training": learning}
     return {
+        # Decoding multiplies few rows at a time and is bound by reading weights; the rest has many rows.
         phase: count / (share[phase] * (rate.few if phase == "decoding" else rate.many))
         for phase, count in work.items()
         if count

@@ -74,6 +74,7 @@ class VirtualServers:
     def __init__(self, servers: ServerSpecs, rng: np.random.Generator) -> None:
         self.settings, self._rng = servers, rng
         self.now, self.version = 0.0, 0
+        # Exactly this share of the servers is slow, at random places.
         slow = rng.permutation(servers.count) < servers.slow_share * servers.count
         self._servers = [_VirtualServer(servers.slow_factor if each else 1.0) for each in slow]
         self._open = np.zeros(servers.count)  # unfinished groups at each server
@@ -89,6 +90,7 @@ class VirtualServers:
         self._groups[group] = _Group(i, len(lengths))
         self._open[i] += 1
         self._servers[i].waiting.extend((float(length), group) for length in lengths)
+        # Before anything joins: the pace of what has passed is that of the sequences that ran.
         self._move(self._servers[i])
         self._admit(i)
 
@@ -106,6 +108,7 @@ class VirtualServers:
         """No server decodes before ``until``."""
         for i, server in enumerate(self._servers):
             self._move(server)
+            # In the future until then: _move() does nothing before.
             server.time = max(server.time, until)
             if server.running:
                 self._schedule(i)
@@ -127,6 +130,7 @@ class VirtualServers:
             return self._fail(i)
         if kind == "restarted":
             self._open[i] -= DOWN
+            # The next failure is drawn only now: a server that is down does not fail.
             self._push(self.now + float(self._rng.exponential(self.settings.mtbf_s)), i, "failed")
             self._admit(i)
             return []
@@ -166,6 +170,7 @@ class VirtualServers:
         """Gives free slots to waiting sequences."""
         server = self._servers[i]
         # Sequences start between iterations, and a server without sequences starts one at once.
+        # SAME: a clock that is a rounding error past the end of an iteration still stands at it.
         start = math.ceil(server.tokens - SAME)
         if not server.running:
             server.tokens = start
@@ -188,6 +193,7 @@ class VirtualServers:
 
     def _finish(self, i: int) -> list[GroupReport]:
         server, found = self._servers[i], []
+        # All that end in this iteration: rounding may place their ends a little apart (SAME).
         while server.running and server.running[0][0] <= server.tokens + SAME:
             number = heapq.heappop(server.running)[1]
             group = self._groups[number]
@@ -207,6 +213,7 @@ class VirtualServers:
         server.running = []
         server.waiting.clear()
         server.stamp += 1
+        # What is sent to it while every server is down counts from DOWN on, and stays when that is taken off again.
         self._open[i] = DOWN
         self._push(self.now + self.settings.restart_s, i, "restarted")
         return [GroupReport(number, lost=True) for number in lost]
