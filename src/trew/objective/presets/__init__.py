@@ -129,7 +129,7 @@ def preset(name: str, **overrides: Any) -> Objective:
         raise ConfigError(f"objective.{error}") from None
 
 
-# By the text of an annotation, which is all that a dataclass field has of it here.
+# By the text of an annotation: annotations are postponed, so that fields and parameters have the text alone.
 _KINDS: Mapping[str, type] = {"float": float, "float | None": float, "int": int, "str": str, "bool": bool}
 _SHOWN = {float: "a number", int: "a whole number", str: "a text", bool: "True or False"}
 
