@@ -155,7 +155,7 @@ RECIPES = {
     ),
     "iterative": Measurement(
         command="iterate", curves=(ACCURACY,), y_label="accuracy by the verifier",
-        set=("iterate.first_prompts=64", "iterate.learner.dtype=bfloat16"),
+        set=("learner.dtype=bfloat16", "iterate.first_prompts=64", "iterate.learner.dtype=bfloat16"),
     ),
     "countdown": Measurement(
         curves=(Curve("reward/format"), ACCURACY),
