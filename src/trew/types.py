@@ -163,6 +163,17 @@ class Rollout:
         return sum(len(turn.token_ids) for turn in self.turns)
 
     @property
+    def failure(self) -> tuple[str, str]:
+        """How an environment failed (``raised``, ``hung`` or ``died``), and the last line of what it said.
+
+        >>> turn = Turn(np.array([1]), np.array([2]), np.zeros(1), None, None, (Span(0, 0, 1),), "", "stop")
+        >>> Rollout((turn,), "failed", "raised: Traceback:\\n  ...\\nKeyError: 'map'\\n").failure
+        ('raised', "KeyError: 'map'")
+        """
+        kind, _, text = self.error.partition(": ")
+        return kind, (text.strip().splitlines() or [""])[-1][:300]
+
+    @property
     def prompt_ids(self) -> np.ndarray:
         """(P,) int64."""
         return self.turns[0].context_ids

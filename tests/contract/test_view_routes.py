@@ -95,6 +95,39 @@ def test_numbers_that_are_not_finite_are_null(tmp_path):
     assert get(page, "runs/x/steps")["steps"][0]["mean"] is None
 
 
+@pytest.mark.parametrize(
+    ("task", "columns", "names"),
+    [
+        ("demonstrations", {"demonstration": [{"role": "assistant", "content": "4"}]}, ["demonstration"] * 2),
+        ("pairs", {"pair": {"chosen": "4", "rejected": "5"}}, ["chosen", "rejected"]),
+    ],
+)
+def test_what_the_data_gave_has_no_score(task, columns, names, tmp_path):
+    with RunFolder.open(tmp_path / "x") as run:
+        run.write_config(f"steps = 1\n[data]\ntask = '{task}'\n[objective]\npreset = 'sft'\n")
+        write_step(run, 1, group("a", "4", "5", scores=(1.0, 0.0), **columns))
+    page = client(tmp_path)
+    assert get(page, "runs")["runs"][0]["given"] == task
+    [found] = get(page, "runs/x/groups", step=1)["groups"]
+    assert [(row["given"], row["score"]) for row in found["rows"]] == [(name, None) for name in names]
+    assert (found["mean"], found["std"], found["gold"]) == (None, None, None)
+    assert get(page, "runs/x/steps")["steps"][0]["mean"] is None
+    assert get(page, "runs/x/completion", step=1, group=0, sample=1)["row"]["given"] == names[1]
+    [prompt] = get(page, "runs/x/prompts")["prompts"]
+    assert (prompt["last"]["mean"], prompt["gold"], prompt["disagreement"]) == (None, None, None)
+    assert get(page, "runs/x/rollouts", min_score=0)["total"] == 0
+
+
+def test_what_a_reward_accepted_keeps_its_score(page, tmp_path):
+    with RunFolder.open(tmp_path / "x") as run:
+        run.write_config("steps = 1\n[[data]]\ntask = 'rollouts'\n[objective]\npreset = 'rft'\n")
+        write_step(run, 1, group("a", "4", scores=(0.75,)))
+    [row] = get(client(tmp_path), "runs/x/rollouts")["rows"]
+    assert row["score"] == 0.75
+    assert "given" not in row
+    assert {run["given"] for run in get(page, "runs")["runs"]} == {""}
+
+
 def test_every_data_set_has_its_evaluations(tmp_path):
     with RunFolder.open(tmp_path / "x") as run:
         run.write_config("steps = 1\n[objective]\npreset = 'grpo'\n")

@@ -57,6 +57,10 @@ def test_a_planted_preference_is_learned_and_holds_for_pairs_held_out(place):
     assert evals[-1]["eval_preference_margin"] > 0.2
     assert "eval_perplexity" not in evals[-1]
     assert not {"ratio", "ess", "reward"} & last.keys()
+    report = (place / "learns" / "report.html").read_text()
+    assert ">chosen<" in report
+    assert ">rejected<" in report
+    assert ">score <" not in report
 
 
 def test_a_resumed_training_is_equal_to_the_bit(place):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,11 @@ def test_a_resumed_training_is_equal_to_the_bit(place):
     assert whole["loss_after"]["mean"] < whole["loss_before"]["mean"]
     one, two = ([{k: v for k, v in r.items() if "second" not in k} for r in rows(place / n)] for n in ("whole", "part"))
     assert [r for r in one if "loss" in r] == [r for r in two if "loss" in r]
+    report = (place / "whole" / "report.html").read_text()
+    assert "<th>before</th><th>after</th>" in report
+    assert re.search(r"<td>loss [\d.]+ \[[\d.]+, [\d.]+\]</td>", report)
+    assert ">demonstration<" in report
+    assert ">score <" not in report
 
 
 def test_two_ranks_are_one_process(server, place):

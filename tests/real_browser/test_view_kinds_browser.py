@@ -110,8 +110,14 @@ def test_a_fine_tuned_run_shows_its_loss_and_no_gold(visit: Visit) -> None:
     page = visit.open("#rollouts?run=sft&step=4")
     group = page.locator(".group").first
     expect(group).to_contain_text("####")
-    for absent in ("gold", "extracted", "no signal", "spread"):
+    for absent in ("gold", "extracted", "no signal", "spread", "no score"):
         expect(group).not_to_contain_text(absent)
+    expect(page.locator(".histogram")).to_have_text(re.compile(r"^Step 4 · \d demonstrations$"))
+    for view in ("prompts", "search", "tokens"):
+        page = visit.open(f"#{view}?run=sft")
+        expect(page.get_by_text("####").first).to_be_visible()
+        for absent in ("gold", "no score", "disagreement", "Score from", "reward"):
+            expect(page.locator("main")).not_to_contain_text(absent)
     page = visit.open("#runs")
     expect(page.get_by_role("row", name=re.compile("^Choose sft"))).to_contain_text(re.compile("loss.*loss"))
 

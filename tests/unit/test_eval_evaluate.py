@@ -1,5 +1,6 @@
 """evaluate() with completions and rewards that do exactly what each case needs."""
 
+import dataclasses
 import json
 import math
 
@@ -80,6 +81,35 @@ def test_no_verdict_is_left_out_and_counted_never_wrong():
     assert (result.n, result.left_out, result.left_out_samples) == (2, 1, 3)
     assert result.rewards["main"] == 1.0
     assert "1" not in result.prompt_accuracy
+
+
+def test_what_was_left_out_is_told_with_its_reasons():
+    class Failing(Rewards):
+        def score(self, groups, *, step=0):
+            late = Score(
+                None, "timeout", {"main": None, "format": 0.5}, statuses={"main": "timeout", "format": "scored"}
+            )
+            lost = Score(None, "environment_error", {"main": None}, statuses={"main": "environment_error"})
+            of = {"late": late, "lost": lost, "right": Score(1.0, parts={"main": 1.0}, statuses={"main": "scored"})}
+            return [ScoredGroup(g, tuple(of[r.turns[-1].text] for r in g.rollouts)) for g in groups]
+
+    def playing(prompts, *, n, sampling, progress=None):
+        made = [completion("right"), completion("late"), completion("lost"), completion("lost")]
+        error = "raised: Traceback (most recent call last):\n  ...\nKeyError: 'map'\n"
+        failed = [dataclasses.replace(one, status="failed", error=error) for one in made[2:]]
+        return [Group(p, (*made[:2], *failed)) for p in prompts]
+
+    result = evaluate(
+        playing, [Prompt("0", text="?")], Failing(), samples=4, sampling=SAMPLED, correct=correct_by("main")
+    )
+    assert result.omission == (
+        "left out 3 completions without a verdict: 2 x the environment raised (KeyError: 'map'); "
+        "1 x reward main: timeout"
+    )
+    assert run([["right"]]).omission == ""
+    assert run([["right"], ["unknown"]]).omission.startswith(
+        "left out 1 completion without a verdict, and 1 prompt without any: 1 x "
+    )
 
 
 def test_nothing_judged_is_unknown_not_zero():

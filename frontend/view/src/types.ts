@@ -7,6 +7,8 @@ export interface Run {
   name: string;
   path: string;
   kind: "policy" | "reward" | "rounds";
+  /** What the data gave in place of completions, which no reward judged; empty where they were sampled. */
+  given: "demonstrations" | "pairs" | "";
   state: "running" | "finished" | "stopped";
   step: number;
   steps: Num;
@@ -158,6 +160,8 @@ export interface Row {
   sample: number;
   prompt: string;
   completion: string;
+  /** What it is where the data gave it, and not the policy. */
+  given?: "demonstration" | "chosen" | "rejected" | "";
   cut?: boolean;
   prompt_cut?: boolean;
   score: Num;

@@ -344,11 +344,10 @@ def show(display: Display, ready: Ready, result: EvalResult) -> None:
     table.add_row("cut off at the limit", f"{result.truncated_share:.1%}", "")
     table.add_row("tokens per second", f"{result.tokens_per_second:.0f}", "")
     display.console.print(table)
-    if result.left_out_samples:
-        display.warn(
-            f"left out {result.left_out_samples} completions without a verdict, including all of "
-            f"{result.left_out} prompts"
-        )
+    if result.omission:
+        display.warn(result.omission)
+    if c.environment.name and any(r.status == "failed" for g in result.groups for r in g.group.rollouts):
+        display.line(f"note: try the environment by itself: trew env {c.environment.name} --check")
     if result.truncated_share > 0.1:
         display.line("note: many completions were truncated; --max-tokens raises the limit")
 

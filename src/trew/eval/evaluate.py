@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..errors import ConfigError, DataError, EngineError
-from ..types import Group, Prompt, Sampling, Score, ScoredGroup
+from ..types import Group, Prompt, Rollout, Sampling, Score, ScoredGroup
 from ..utils.secrets import redact_names
 from .statistics import Interval, cluster_interval, pass_at_k
 
@@ -18,6 +19,8 @@ Progress = Callable[[int], None]
 
 Correct = Callable[[Score], "bool | None"]
 """Whether a score counts as correct; None = no reward could judge it, so it is left out."""
+
+_REASONS = 3  # that a message names
 
 
 class Generate(Protocol):
@@ -72,6 +75,19 @@ class EvalResult:
     prompt_accuracy: dict[str, float]  # by uid, for paired comparison
     groups: tuple[ScoredGroup, ...]
     sets: dict[str, SetResult] = field(default_factory=dict)  # of each of several data sets
+    why_left_out: dict[str, int] = field(default_factory=dict)  # completions without a verdict, by reason
+
+    @property
+    def omission(self) -> str:
+        """One line about the completions without a verdict, with the most frequent reasons; empty if there are none."""
+        if not self.left_out_samples:
+            return ""
+        some = sorted(self.why_left_out.items(), key=lambda pair: -pair[1])
+        named = "; ".join(f"{count} x {reason}" for reason, count in some[:_REASONS])
+        more = f"; and {len(some) - _REASONS} other reasons" if len(some) > _REASONS else ""
+        completions, prompts = _counted(self.left_out_samples, "completion"), _counted(self.left_out, "prompt")
+        of = f", and {prompts} without any" if self.left_out else ""
+        return f"left out {completions} without a verdict{of}: {named}{more}"
 
     def to_json(self) -> dict[str, Any]:
         """Returns everything but the completions as plain values; nan becomes None."""
@@ -186,7 +202,27 @@ def _count(
         prompt_accuracy={prompt.uid: accuracy for prompt, accuracy in accuracies},
         groups=tuple(scored),
         sets={name: _of_set(name, accuracies, samples) for name in sets},
+        why_left_out=_why_left_out(scored, verdicts),
     )
+
+
+def _why_left_out(scored: Sequence[ScoredGroup], verdicts: Sequence[Sequence[bool | None]]) -> dict[str, int]:
+    """Counts the completions without a verdict by what kept it from being judged."""
+    reasons: Counter[str] = Counter()
+    for group, row in zip(scored, verdicts, strict=True):
+        for rollout, score, verdict in zip(group.group.rollouts, group.scores, row, strict=True):
+            if verdict is None:
+                reasons[_why_unjudged(rollout, score)] += 1
+    return dict(reasons)
+
+
+def _why_unjudged(rollout: Rollout, score: Score) -> str:
+    if rollout.status == "failed":
+        kind, last = rollout.failure
+        return f"the environment {kind} ({last})" if last else f"the environment {kind}"
+    missing = {name: status for name, status in score.statuses.items() if score.parts.get(name) is None}
+    own = [f"{name}: {status}" for name, status in missing.items() if status != "other_set"]
+    return f"reward {', '.join(own)}" if own else score.status
 
 
 def _accuracies(scored: Sequence[ScoredGroup], judged: Sequence[list[bool]]) -> list[tuple[Prompt, float]]:
@@ -231,6 +267,10 @@ def _mean_reward(scored: list[ScoredGroup], name: str) -> float:
     parts = (score.parts.get(name) for group in scored for score in group.scores)
     known = [v for v in parts if v is not None]
     return sum(known) / len(known) if known else math.nan
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def _known(x: float) -> float | None:

@@ -108,6 +108,9 @@ class PolicyProgram(Program):
         self.folder.log(row)
         self.trackers.log(state.step, row)
         self.display.row(row)
+        if text := result.omission:
+            self.display.warn(f"evaluation: {text}")
+            self.folder.event(f"step {state.step}: evaluation: {text}")
         return out
 
     def measure(self, name: str) -> EvalResult:

@@ -11,7 +11,7 @@ from ..errors import RewardError
 from ..rewards.combine import FAILED
 from ..runs import RunFolder
 from ..runs.report.read import load_run
-from ..types import Score, ScoredGroup
+from ..types import Rollout, Score, ScoredGroup
 from ..utils.console import Display
 from ..utils.signals import Interrupted
 from .policy_program import PolicyProgram
@@ -46,7 +46,7 @@ def after_scoring(program: PolicyProgram, step: int, sampled: Sequence[ScoredGro
     for group in sampled:
         for rollout in group.group.rollouts:
             if rollout.status == "failed":
-                rewards.warn("environment", _failure(group.group.prompt.uid, rollout.error))
+                rewards.warn("environment", _failure(group.group.prompt.uid, rollout))
     # A replay has scores that were given elsewhere, and perhaps not all that the rewards read.
     if every and (step == 1 or step % every == 0) and sampled and program.plan.replay is None:
         # An interrupt only skips this check: the step itself is done and must be recorded.
@@ -61,11 +61,10 @@ def after_scoring(program: PolicyProgram, step: int, sampled: Sequence[ScoredGro
     return row
 
 
-def _failure(uid: str, error: str) -> str:
+def _failure(uid: str, rollout: Rollout) -> str:
     """One line about an episode whose environment failed: how, and the last line of its traceback."""
-    kind, _, text = error.partition(": ")
-    last = (text.strip().splitlines() or [""])[-1]
-    return f"environment: the episode of prompt {uid!r} {kind} and is not judged: {last[:300]}"
+    kind, last = rollout.failure
+    return f"environment: the episode of prompt {uid!r} {kind} and is not judged: {last}"
 
 
 def _end_if_unjudged(program: PolicyProgram, scores: Sequence[Score]) -> None:

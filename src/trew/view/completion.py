@@ -45,7 +45,7 @@ def completion(run: ViewedRun, tokenizers: Tokenizers, p: Parameters) -> dict[st
     )
     values = _values(cells, sampled)
     return {
-        "row": row(cells, eval=eval, step=step, length=length, whole=True),
+        "row": row(cells, eval=eval, step=step, length=length, given=run.given, whole=True),
         "messages": _messages(cells),
         "tokens": _tokens(ids, own, sampled),
         "pieces": {"prompt": _tokens(cells.get("prompt_ids") or [], asked, ()), "why": own.why},

@@ -72,6 +72,7 @@ class Index:
 
     folder: Path
     kind: str
+    scored: bool = True  # False: what the tables call scores are no rewards
     words: Words = field(default_factory=Words)
     parts: dict[int, Part] = field(default_factory=dict)
     damaged: dict[int, str] = field(default_factory=dict)
@@ -109,9 +110,12 @@ class Index:
     def _part(self, step: int) -> Part | str:
         """The part of a step, or why it cannot be read."""
         try:
-            return read_part(self.folder, self.kind, step, self.words)
+            part = read_part(self.folder, self.kind, step, self.words)
         except table.Unreadable as error:
             return str(error)
+        if not self.scored:
+            part.columns["score"][:] = math.nan
+        return part
 
     def _forget(self, step: int) -> None:
         for known in (self.parts, self.damaged, self._read):

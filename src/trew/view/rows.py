@@ -17,6 +17,7 @@ from ..data.tasks.demonstrations import ANSWERS
 from ..data.tasks.pairs import PAIR
 from ..rewards.builtin.kinds import GOLD_COLUMNS
 from ..runs.report.conversation import conversation
+from ..runs.report.read import name_of_given
 from . import table
 from .index import THREADS, lengths
 from .viewed import ViewedRun
@@ -85,24 +86,27 @@ def rows(run: ViewedRun, tables: Tables, places: Sequence[Place]) -> list[dict[s
     wanted: dict[tuple[bool, int], list[int]] = {}
     for place in places:
         wanted.setdefault((place.eval, place.step), []).append(place.row)
+    given = run.given  # read here: the threads below would wait for the run's lock, which the caller holds
     with ThreadPoolExecutor(THREADS) as pool:  # a sorted page may have its rows in as many tables
-        made = pool.map(lambda asked: _found(run, tables, *asked), wanted.items())
+        made = pool.map(lambda asked: _found(run, tables, *asked, given=given), wanted.items())
         found = {place: row for each in made for place, row in each.items()}
     return [found[place] for place in places if place in found]
 
 
-def _found(run: ViewedRun, tables: Tables, at: tuple[bool, int], numbers: list[int]) -> dict[Place, dict[str, Any]]:
+def _found(
+    run: ViewedRun, tables: Tables, at: tuple[bool, int], numbers: list[int], *, given: str
+) -> dict[Place, dict[str, Any]]:
     """Rows of one table; none if it has become unreadable."""
     eval, step = at
     try:
-        made = _of_table(tables.get(run, eval, step), numbers, eval=eval, step=step)
+        made = _of_table(tables.get(run, eval, step), numbers, eval=eval, step=step, given=given)
         _add_conversations(made, numbers, lambda: tables.turns(run, eval, step))
     except table.Unreadable:
         return {}
     return {Place(eval, step, number): row for number, row in zip(numbers, made, strict=True)}
 
 
-def _of_table(found: Any, numbers: Sequence[int], *, eval: bool, step: int) -> list[dict[str, Any]]:
+def _of_table(found: Any, numbers: Sequence[int], *, eval: bool, step: int, given: str) -> list[dict[str, Any]]:
     # Replaced since the index was made; the next request reads the new one.
     if any(number >= found.num_rows for number in numbers):
         raise table.Unreadable("the table has become shorter")
@@ -110,9 +114,9 @@ def _of_table(found: Any, numbers: Sequence[int], *, eval: bool, step: int) -> l
     texts = {name: table.texts(some[name]) for name in _TEXTS if name in some.column_names}
     other = {name: table.values(some[name]) for name in some.column_names if name not in _TEXTS}
     count = lengths(some["sampled"]).tolist()
+    cells = [{name: column[i] for name, column in (texts | other).items()} for i in range(len(numbers))]
     return [
-        row({name: column[i] for name, column in (texts | other).items()}, eval=eval, step=step, length=count[i])
-        for i in range(len(numbers))
+        row(own, eval=eval, step=step, length=length, given=given) for own, length in zip(cells, count, strict=True)
     ]
 
 
@@ -135,15 +139,18 @@ _TEXTS = ("uid", "prompt", "completion", "columns", "status", "extracted", "fini
           "rollout_error", "ending")  # fmt: skip
 
 
-def row(cells: Mapping[str, Any], *, eval: bool, step: int, length: int, whole: bool = False) -> dict[str, Any]:
-    """A completion from the cells of its row; ``whole``: with all of its text."""
+def row(
+    cells: Mapping[str, Any], *, eval: bool, step: int, length: int, given: str, whole: bool = False
+) -> dict[str, Any]:
+    """A completion from the cells of its row; ``given``: what the run's data gave in its place; ``whole``: with all of
+    its text."""
     prompt, completion = cells.get("prompt") or "", cells.get("completion") or ""
     found = {
         "step": step, "eval": eval, "group": cells["group"], "trained_group": cells.get("trained_group"),
         "uid": cells["uid"], "sample": cells["sample"],
         "prompt": prompt if whole else prompt[:CUT_PROMPT],
         "completion": completion if whole else completion[:CUT],
-        "score": number(cells.get("score")), "status": cells.get("status"),
+        "score": None if given else number(cells.get("score")), "status": cells.get("status"),
         "parts": {name: number(value) for name, value in cells.get("parts") or ()},
         "statuses": dict(cells.get("statuses") or ()), "extracted": cells.get("extracted"),
         "gold": gold(cells.get("columns")), "finish_reason": cells.get("finish_reason"),
@@ -152,6 +159,8 @@ def row(cells: Mapping[str, Any], *, eval: bool, step: int, length: int, whole: 
         "policy_version": cells.get("policy_version"), "ending": cells.get("ending"),
         "turns": len(cells.get("turns") or ()) or 1,
     }  # fmt: skip
+    if given:
+        found["given"] = name_of_given(given, cells["sample"])
     if not whole and len(completion) > CUT:
         found["cut"] = True
     if not whole and len(prompt) > CUT_PROMPT:

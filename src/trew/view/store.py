@@ -30,7 +30,7 @@ class Store:
         with self._lock:
             key = (run.id, eval)
             # Taken out and put in again: the index that was used last is at the end.
-            found = self._indexes.pop(key, None) or Index(run.folder, KINDS[eval])
+            found = self._indexes.pop(key, None) or Index(run.folder, KINDS[eval], scored=not run.given)
             self._indexes[key] = found
             self._make_room()
         # Outside the lock: reading takes long, and the caller holds the run's own.

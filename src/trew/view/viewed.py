@@ -17,6 +17,7 @@ from ..diagnostics.health import finite
 from ..runs.layout import LOCK
 from ..runs.lock import held
 from ..runs.report import safe_files
+from ..runs.report.read import given_by_data
 from ..utils.toml import flatten
 from .curves import Curves, MetricsFile
 from .signature import Signature, signature
@@ -126,6 +127,12 @@ class ViewedRun:
         return "reward" if self.config and "objective" not in self.config else "policy"
 
     @property
+    def given(self) -> str:
+        """What the data gave in place of completions, so that no reward judged them: ``demonstrations`` or ``pairs``;
+        empty where they were sampled."""
+        return given_by_data(self.config)
+
+    @property
     def is_running(self) -> bool:
         try:
             with safe_files.open_file(self.folder, LOCK, most=safe_files.MIB) as file:
@@ -160,7 +167,8 @@ class ViewedRun:
             has_rollouts = bool(self.steps_of("rollouts"))
             steps = finite(values.get("iterate.rounds") if self.kind == "rounds" else values.get("steps"))
             return {
-                "id": self.id, "name": self.name, "path": str(self.folder), "kind": self.kind, "state": self.state,
+                "id": self.id, "name": self.name, "path": str(self.folder), "kind": self.kind, "given": self.given,
+                "state": self.state,
                 "step": max(curves.steps, default=max(curves.evals, default=0)),
                 "steps": whole(steps), "updated": self.updated,
                 "model": _word(values.get("model")), "preset": _word(values.get("objective.preset")),

@@ -32,6 +32,15 @@ export function gold(value: unknown): string | null {
   return plain(value);
 }
 
+type Range = [number, number] | undefined;
+
+/** The score of a completion; of an answer from the data which one it is, since no reward judged it. */
+export function RowScore({ row, range, alone = "" }: { row: Row; range: Range; alone?: string }) {
+  if (row.given === undefined) return <Score value={row.score} {...(range ? { low: range[0], high: range[1] } : {})} />;
+  const name = row.given === "demonstration" ? alone : row.given;
+  return name ? <span class="tag">{name}</span> : null;
+}
+
 /** Extracted answer and gold next to each other; a difference to the letter is named, since a score may hang on it. */
 export function Answer({ row }: { row: Row }) {
   const right = gold(row.gold);
@@ -123,13 +132,18 @@ function troubles(row: Row): [name: string, help: string, tone: string][] {
   return all;
 }
 
-export function Card({ page, row, range }: { page: Page; row: Row; range?: [number, number] | undefined }) {
+/** A completion in words. */
+export function nameOf(row: Row): string {
+  return `Sample ${row.sample}, ${row.given === undefined ? `score ${number(row.score)}` : row.given}`;
+}
+
+export function Card({ page, row, range }: { page: Page; row: Row; range?: Range }) {
   const text = row.completion.slice(0, SHOWN);
   const cut = row.cut || row.completion.length > SHOWN;
   return (
-    <article class="card" aria-label={`Sample ${row.sample}, score ${number(row.score)}`}>
+    <article class="card" aria-label={nameOf(row)}>
       <header>
-        <Score value={row.score} {...(range ? { low: range[0], high: range[1] } : {})} />
+        <RowScore row={row} range={range} />
         <span class="muted">#{row.sample}</span>
         <a class="card-open" href={tokensLink(page, row)}>
           Tokens

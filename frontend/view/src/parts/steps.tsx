@@ -4,17 +4,18 @@ import { useEffect, useRef } from "preact/hooks";
 import { css } from "../colour";
 import { number, plural } from "../format";
 import { useKeys, useScheme, useWidth } from "../hooks";
-import type { StepInfo } from "../types";
+import type { Run, StepInfo } from "../types";
 
 interface StepsProps {
   steps: StepInfo[];
   step: number;
+  given: Run["given"];
   onStep: (step: number | null) => void;
 }
 
 const HEIGHT = 72;
 
-export function StepSlider({ steps, step, onStep }: StepsProps) {
+export function StepSlider({ steps, step, given, onStep }: StepsProps) {
   const at = Math.max(
     0,
     steps.findIndex((s) => s.step === step),
@@ -30,7 +31,7 @@ export function StepSlider({ steps, step, onStep }: StepsProps) {
   return (
     <div class="steps">
       <div class="steps-map">
-        <HeatMap steps={steps} at={at} onPick={to} />
+        {!given && <HeatMap steps={steps} at={at} onPick={to} />}
         <div class="steps-slider">
           <button
             type="button"
@@ -66,7 +67,7 @@ export function StepSlider({ steps, step, onStep }: StepsProps) {
           </button>
         </div>
       </div>
-      <Histogram info={info} />
+      {given ? <Given info={info} given={given} /> : <Histogram info={info} />}
     </div>
   );
 }
@@ -144,6 +145,15 @@ function meanLine(context: CanvasRenderingContext2D, steps: StepInfo[], column: 
   context.strokeStyle = css("--text");
   context.lineWidth = 1.5;
   context.stroke();
+}
+
+/** A step of rows from the data, which have no rewards. */
+function Given({ info, given }: { info: StepInfo; given: Run["given"] }) {
+  return (
+    <p class="histogram">
+      <b>Step {info.step}</b> · {plural(info.groups, given === "pairs" ? "preference pair" : "demonstration")}
+    </p>
+  );
 }
 
 function Histogram({ info }: { info: StepInfo }) {

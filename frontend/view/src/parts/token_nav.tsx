@@ -3,9 +3,8 @@
 import { useMemo } from "preact/hooks";
 import { query, runPath } from "../api";
 import { link, set, type Page } from "../context";
-import { number } from "../format";
 import { useApi, useKeys } from "../hooks";
-import { Score } from "./basics";
+import { nameOf, RowScore } from "./answer";
 import { rangeOf } from "./steps";
 import type { Rollouts, Row, Run, Steps } from "../types";
 
@@ -79,11 +78,11 @@ export function Navigation({
             type="button"
             class="sibling"
             aria-current={r.sample === place.sample ? "true" : undefined}
-            aria-label={`Sample ${r.sample}, score ${number(r.score)}`}
+            aria-label={nameOf(r)}
             title={`Sample ${r.sample} (← →)`}
             onClick={() => goTo(page, { ...place, sample: r.sample })}
           >
-            <Score value={r.score} {...(range ? { low: range[0], high: range[1] } : {})} />
+            <RowScore row={r} range={range} alone={`#${r.sample}`} />
           </button>
         ))}
       </div>

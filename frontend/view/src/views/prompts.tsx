@@ -28,13 +28,14 @@ export function Prompts({ page }: { page: Page }) {
 
 function List({ page, run }: { page: Page; run: Run }) {
   const params = page.route.params;
-  const sort = ORDERS.find(([key]) => key === params.get("sort"))?.[0] ?? "gain";
+  // What was not judged has no gains to be sorted by.
+  const sort = run.given ? "uid" : (ORDERS.find(([key]) => key === params.get("sort"))?.[0] ?? "gain");
   const text = useSettled(params.get("text") ?? "", 250);
   const [total, setTotal] = useState<number | undefined>();
   return (
     <>
       <div class="controls">
-        <Select label="Order" value={sort} options={ORDERS} onChange={(v) => set(page, { sort: v })} />
+        {!run.given && <Select label="Order" value={sort} options={ORDERS} onChange={(v) => set(page, { sort: v })} />}
         <Field
           label="Text of the prompt"
           value={params.get("text") ?? ""}
@@ -53,40 +54,44 @@ function List({ page, run }: { page: Page; run: Run }) {
         height={76}
         onTotal={setTotal}
         empty={<Empty title={text ? "No prompt has this text." : "No prompts yet."} />}
-        row={(prompt) => <Line page={page} prompt={prompt} find={text} />}
+        row={(prompt) => <Line page={page} prompt={prompt} find={text} judged={!run.given} />}
       />
     </>
   );
 }
 
-function Line({ page, prompt, find }: { page: Page; prompt: PromptInfo; find: string }) {
-  const once = prompt.times < 2;
+function Line({ page, prompt, find, judged }: { page: Page; prompt: PromptInfo; find: string; judged: boolean }) {
+  const right = gold(prompt.gold);
   return (
     <button type="button" class="line" onClick={() => set(page, { uid: prompt.uid })}>
       <span class="line-facts">
-        {once ? (
-          <>
-            <Score value={prompt.last.mean} />
-            <span class="muted">step {prompt.last.step} only</span>
-          </>
-        ) : (
-          <>
-            <Score value={prompt.first.mean} /> → <Score value={prompt.last.mean} />
-            <b class={(prompt.gain ?? 0) < 0 ? "down" : "up"}>{signed(prompt.gain)}</b>
-            <span class="muted">
-              steps {prompt.first.step} to {prompt.last.step}, {prompt.times} times
-            </span>
-          </>
-        )}
-        <span class="muted">disagreement {number(prompt.disagreement)}</span>
-        <span class="line-answer">
-          gold <Text text={(gold(prompt.gold) ?? "–").slice(0, 60)} />
+        {judged && <Gain prompt={prompt} />}
+        <span class="muted">
+          {prompt.times < 2
+            ? `step ${prompt.last.step} only`
+            : `steps ${prompt.first.step} to ${prompt.last.step}, ${prompt.times} times`}
         </span>
+        {prompt.disagreement !== null && <span class="muted">disagreement {number(prompt.disagreement)}</span>}
+        {right !== null && (
+          <span class="line-answer">
+            gold <Text text={right.slice(0, 60)} />
+          </span>
+        )}
       </span>
       <span class="line-text">
         <Text text={excerpt(prompt.prompt.trim(), find)} find={find} />
       </span>
     </button>
+  );
+}
+
+function Gain({ prompt }: { prompt: PromptInfo }) {
+  if (prompt.times < 2) return <Score value={prompt.last.mean} />;
+  return (
+    <>
+      <Score value={prompt.first.mean} /> → <Score value={prompt.last.mean} />
+      <b class={(prompt.gain ?? 0) < 0 ? "down" : "up"}>{signed(prompt.gain)}</b>
+    </>
   );
 }
 
@@ -122,7 +127,7 @@ function History({ page, data, range }: { page: Page; data: PromptHistory; range
           </div>
           <Prompt text={data.prompt} open />
         </header>
-        <TimeLine visits={data.visits} range={range ?? [0, 1]} />
+        {data.visits.some((visit) => visit.mean !== null) && <TimeLine visits={data.visits} range={range ?? [0, 1]} />}
       </section>
       {data.visits.map((visit, i) => (
         <details
@@ -136,7 +141,8 @@ function History({ page, data, range }: { page: Page; data: PromptHistory; range
               {visit.eval ? "Held-out evaluation after" : "Training"} step {visit.step}
             </h2>{" "}
             <span class="muted">
-              mean {number(visit.mean)}, {plural(visit.rows.length, "completion")}
+              {visit.mean !== null && `mean ${number(visit.mean)}, `}
+              {plural(visit.rows.length, "completion")}
             </span>
           </summary>
           <div class="cards">

@@ -50,17 +50,19 @@ function Steps_({ page, run, data }: { page: Page; run: Run; data: Steps }) {
           ]}
           onChange={(v) => set(page, { eval: v === "eval" ? 1 : null, step: null })}
         />
-        <Select
-          label="Order of groups"
-          value={(params.get("sort") ?? "group") as "group"}
-          options={[
-            ["group", "as sampled"],
-            ["disagreement" as "group", "most disagreement first"],
-            ["-mean" as "group", "highest reward first"],
-            ["mean" as "group", "lowest reward first"],
-          ]}
-          onChange={(v) => set(page, { sort: v === "group" ? null : v })}
-        />
+        {!run.given && (
+          <Select
+            label="Order of groups"
+            value={(params.get("sort") ?? "group") as "group"}
+            options={[
+              ["group", "as sampled"],
+              ["disagreement" as "group", "most disagreement first"],
+              ["-mean" as "group", "highest reward first"],
+              ["mean" as "group", "lowest reward first"],
+            ]}
+            onChange={(v) => set(page, { sort: v === "group" ? null : v })}
+          />
+        )}
       </div>
       <Unreadable files={data.unreadable ?? []} />
       {missing !== undefined && (
@@ -68,7 +70,7 @@ function Steps_({ page, run, data }: { page: Page; run: Run; data: Steps }) {
           Step {missing} has no rollouts; this is step {step}.
         </p>
       )}
-      <StepSlider steps={steps} step={step} onStep={(s) => adjust(page, { step: s })} />
+      <StepSlider steps={steps} step={step} given={run.given} onStep={(s) => adjust(page, { step: s })} />
       <GroupList page={page} run={run} step={step} isEval={isEval} range={rangeOf(data.steps)} />
     </>
   );
@@ -164,7 +166,7 @@ function GroupCard({ page, group, range }: { page: Page; group: Group; range: [n
       <header>
         <div class="group-facts">
           <b>Group {group.group}</b>
-          {group.rows.length > 1 && (
+          {group.rows.length > 1 && group.mean !== null && (
             <>
               <span>
                 mean <b>{number(group.mean)}</b>

@@ -3,8 +3,8 @@ import { query, runPath } from "../api";
 import { adjust, set, type Page } from "../context";
 import { number, plural } from "../format";
 import { useApi, useSettled } from "../hooks";
-import { STATUSES, tokensLink } from "../parts/answer";
-import { Empty, Field, Score, Segmented, Select } from "../parts/basics";
+import { RowScore, STATUSES, tokensLink } from "../parts/answer";
+import { Empty, Field, Segmented, Select } from "../parts/basics";
 import { excerpt, Text } from "../parts/text";
 import { VirtualList } from "../parts/virtual";
 import type { Rollouts, Row, Run, Steps } from "../types";
@@ -66,8 +66,7 @@ function Filters({ page, run }: { page: Page; run: Run }) {
           placeholder="in prompt or completion (press /)"
           search
         />
-        <Field label="Score from" number value={value("min_score")} onInput={put("min_score")} />
-        <Field label="to" number value={value("max_score")} onInput={put("max_score")} />
+        {!run.given && <ByScore value={value} put={put} />}
         {parts.length > 1 && (
           <>
             <Select
@@ -79,12 +78,6 @@ function Filters({ page, run }: { page: Page; run: Run }) {
             <Field label="at least" number value={value("min_part")} onInput={put("min_part")} />
           </>
         )}
-        <Select
-          label="Status"
-          value={value("status")}
-          options={[["", "any"], ...Object.keys(STATUSES).map((s) => [s, s] as const)]}
-          onChange={put("status")}
-        />
         <Select
           label="Truncated"
           value={value("truncated")}
@@ -118,7 +111,7 @@ function Filters({ page, run }: { page: Page; run: Run }) {
         <Select
           label="Order"
           value={(params.get("sort") ?? "step") as "step"}
-          options={ORDERS as never}
+          options={ORDERS.filter(([key]) => !run.given || !key.endsWith("score")) as never}
           onChange={(v: string) => set(page, { sort: v === "step" ? null : v })}
         />
         {anything && (
@@ -150,6 +143,22 @@ function Filters({ page, run }: { page: Page; run: Run }) {
   );
 }
 
+function ByScore(props: { value: (key: string) => string; put: (key: string) => (text: string) => void }) {
+  const { value, put } = props;
+  return (
+    <>
+      <Field label="Score from" number value={value("min_score")} onInput={put("min_score")} />
+      <Field label="to" number value={value("max_score")} onInput={put("max_score")} />
+      <Select
+        label="Status"
+        value={value("status")}
+        options={[["", "any"], ...Object.keys(STATUSES).map((s) => [s, s] as const)]}
+        onChange={put("status")}
+      />
+    </>
+  );
+}
+
 function Line({ page, row, find, range }: { page: Page; row: Row; find: string; range: [number, number] | undefined }) {
   const said = excerpt(row.completion, find);
   // The whole text was searched, and only its first characters are here: then the prompt may have what was looked for.
@@ -157,7 +166,7 @@ function Line({ page, row, find, range }: { page: Page; row: Row; find: string; 
   return (
     <a class="line" href={tokensLink(page, row)}>
       <span class="line-facts">
-        <Score value={row.score} {...(range ? { low: range[0], high: range[1] } : {})} />
+        <RowScore row={row} range={range} />
         <span class="muted">
           step {row.step} · group {row.group} #{row.sample} · {number(row.length)} tokens
         </span>

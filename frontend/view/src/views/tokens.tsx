@@ -4,8 +4,8 @@ import { scaleOf, type Scale } from "../colour";
 import { adjust, type Page } from "../context";
 import { plain } from "../format";
 import { useApi } from "../hooks";
-import { Answer, Facts, Parts, Prompt } from "../parts/answer";
-import { Empty, Loaded, Score } from "../parts/basics";
+import { Answer, Facts, Parts, Prompt, RowScore } from "../parts/answer";
+import { Empty, Loaded } from "../parts/basics";
 import { rangeOf } from "../parts/steps";
 import { Navigation, type Place } from "../parts/token_nav";
 import { TokenHistogram, TokenPlot } from "../parts/token_plot";
@@ -207,7 +207,7 @@ function TokenHead({ completion, range }: { completion: Completion; range: [numb
   return (
     <section class="token-head">
       <div class="group-facts">
-        <Score value={row.score} {...(range ? { low: range[0], high: range[1] } : {})} />
+        <RowScore row={row} range={range} />
         <Facts row={row} />
       </div>
       <Parts row={row} />

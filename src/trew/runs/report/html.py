@@ -14,7 +14,7 @@ from ...utils.secrets import redact, secrets
 from . import page
 from .conversation import Said, conversation
 from .heat import heat_strip
-from .read import RunData, load_run, load_samples, sample_steps
+from .read import RunData, given_by_data, load_run, load_samples, name_of_given, sample_steps
 from .svg import Series, line_chart, running_mean
 from .text import number, shorten
 from .tokens import coloured
@@ -44,7 +44,7 @@ _CHARTS: tuple[tuple[str, str, str, tuple[float, float] | None], ...] = (
 )
 _DRAWN_TOGETHER = {"ratio": {"ratio_q99": "99 % of tokens below", "ratio_q01": "1 % below"}}
 """Metrics drawn in another metric's chart for a single run, and in separate charts for several runs."""
-_INTERVAL = {"mean": "accuracy", "low": "low", "high": "high"}
+_ENDS = ("mean", "low", "high")
 _HELD_OUT = {
     "accuracy": ("eval_accuracy", "eval_low", "eval_high"), "loss": ("eval_loss", "eval_loss_low", "eval_loss_high"),
 }  # fmt: skip
@@ -109,10 +109,15 @@ def render_report(runs: Sequence[RunData], *, created: str = "") -> str:
 def _sections(named: Sequence[tuple[str, RunData]]) -> dict[str, list[Any]]:
     return {
         "facts": [(name, _facts(run)) for name, run in named],
+        "headings": _headings([run for _, run in named]),
         "results": [row for name, run in named for row in (_result(name, run), *_set_results(name, run))],
         "samples": [(name, _samples(run)) for name, run in named],
-        "scores": [_Scores(name, *_scores(run, load_visits(run.folder))) for name, run in named],
-        "tokens": [(name, coloured(run.folder)) for name, run in named],
+        "scores": [
+            _Scores(name, *_scores(run, load_visits(run.folder)))
+            for name, run in named
+            if not given_by_data(run.config)  # what the data gave was not judged
+        ],
+        "tokens": [(name, coloured(run.folder, given=given_by_data(run.config))) for name, run in named],
         "configs": [(name, run.config_text) for name, run in named],
         "outcomes": [(name, text) for name, run in named for text in run.outcome],
         "health": [(name, run.health) for name, run in named],
@@ -186,15 +191,29 @@ def _versions(versions: Any) -> str | None:
     return None if versions is None else str(versions)
 
 
+def _headings(runs: Sequence[RunData]) -> list[str]:
+    what = "" if any(map(_by_loss, runs)) else "accuracy "
+    return [f"{what}before", f"{what}after"]
+
+
+def _by_loss(run: RunData) -> bool:
+    """Whether what was held out is measured by its loss."""
+    return any("eval_loss" in row for row in run.rows)
+
+
 def _result(name: str, run: RunData) -> dict[str, str]:
-    """Accuracy before and after, from the summary, or from the first and the latest evaluation while it has none."""
-    evals = [row for row in run.rows if "eval_accuracy" in row]
+    """Accuracy or loss before and after, from the summary, or from the first and the latest evaluation while it has
+    none."""
+    what = "loss" if _by_loss(run) else "accuracy"
+    names = _HELD_OUT[what]
+    evals = [row for row in run.rows if names[0] in row]
     first, last = (evals[0], evals[-1]) if evals else ({}, {})
-    before = _interval(run.summary.get("accuracy_before")) or _from_row(first)
-    after = _interval(run.summary.get("accuracy_after")) or _from_row(last if len(evals) > 1 else {})
+    before = _interval(run.summary.get(f"{what}_before")) or _from_row(first, names)
+    after = _interval(run.summary.get(f"{what}_after")) or _from_row(last if len(evals) > 1 else {}, names)
     n = run.summary.get("n_eval") or last.get("eval_n")
-    gain = _gain(before, after)
-    return {"name": name, "n": number(n), "before": _share(before), "after": _share(after), "gain": gain}
+    shown = _share if what == "accuracy" else _loss
+    gain = _gain(before, after, points=what == "accuracy")
+    return {"name": name, "n": number(n), "before": shown(before), "after": shown(after), "gain": gain}
 
 
 def _set_results(name: str, run: RunData) -> list[dict[str, str]]:
@@ -203,8 +222,9 @@ def _set_results(name: str, run: RunData) -> list[dict[str, str]]:
     evals = [row for row in run.rows if "eval_accuracy" in row]
     for key in (key for key in (evals[-1] if evals else {}) if key.startswith("eval_accuracy/")):
         own = key.removeprefix("eval_accuracy/")
-        before = _from_row(evals[0], f"/{own}")
-        after = _from_row(evals[-1], f"/{own}") if len(evals) > 1 else None
+        names = [f"{column}/{own}" for column in _HELD_OUT["accuracy"]]
+        before = _from_row(evals[0], names)
+        after = _from_row(evals[-1], names) if len(evals) > 1 else None
         found.append({
             "name": f"{name}: {own}", "n": number(evals[-1].get(f"eval_n/{own}")), "before": _share(before),
             "after": _share(after), "gain": _gain(before, after),
@@ -212,26 +232,27 @@ def _set_results(name: str, run: RunData) -> list[dict[str, str]]:
     return found
 
 
-def _gain(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> str:
+def _gain(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None, *, points: bool = True) -> str:
     """``+12.5 points, intervals apart``; a dash where an end of an interval is unknown."""
     if not before or not after or None in (*before.values(), *after.values()):
         return "–"
     # Overlap does not mean that there is no difference: it takes an interval of the difference to say that.
     apart = after["low"] > before["high"] or before["low"] > after["high"]
-    return f"{100 * (after['mean'] - before['mean']):+.1f} points, intervals {'apart' if apart else 'overlap'}"
+    change = after["mean"] - before["mean"]
+    moved = f"{100 * change:+.1f} points" if points else f"{change:+.3g}"
+    return f"{moved}, intervals {'apart' if apart else 'overlap'}"
 
 
-def _from_row(row: Mapping[str, Any], of: str = "") -> dict[str, Any] | None:
-    if not row:
-        return None
-    return _interval({key: row.get(f"eval_{name}{of}") for key, name in _INTERVAL.items()})
+def _from_row(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any] | None:
+    """The interval of an evaluation, from the columns of its mean, its low and its high end."""
+    return _interval({key: row.get(name) for key, name in zip(_ENDS, names, strict=True)}) if row else None
 
 
 def _interval(table: Any) -> dict[str, Any] | None:
     """mean, low and high, each a number or None; None for anything else (a summary edited by hand)."""
     if not isinstance(table, Mapping):
         return None
-    ends = {key: table.get(key) for key in ("mean", "low", "high")}
+    ends = {key: table.get(key) for key in _ENDS}
     return {key: value if isinstance(value, (int, float)) else None for key, value in ends.items()}
 
 
@@ -242,6 +263,15 @@ def _share(interval: Mapping[str, Any] | None) -> str:
     text = f"{100 * interval['mean']:.1f} %"
     low, high = interval.get("low"), interval.get("high")
     return text if low is None or high is None else f"{text} [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def _loss(interval: Mapping[str, Any] | None) -> str:
+    """``loss 1.25 [1.1, 1.4]``"""
+    if not interval or interval.get("mean") is None:
+        return "–"
+    low, high = interval.get("low"), interval.get("high")
+    ends = "" if low is None or high is None else f" [{number(low)}, {number(high)}]"
+    return f"loss {number(interval['mean'])}{ends}"
 
 
 def _notes(run: RunData) -> list[str]:
@@ -345,6 +375,8 @@ def _samples(run: RunData, *, most: int = 8) -> list[_ShownPrompt]:
             for a, b in pairs[:most]
         ]
     rows = load_samples(run.folder, kind="rollouts")
+    if given := given_by_data(run.config):
+        return [_ShownPrompt(_prompt(r), "", (_given(r, given),)) for r in rows[:most]]
     # The best and the worst, so that a page of good completions does not hide bad ones.
     rows = sorted(rows, key=lambda r: -math.inf if r["score"] is None else r["score"], reverse=True)
     chosen = rows if len(rows) <= most else [*rows[: most // 2], *rows[-(most // 2) :]]
@@ -383,6 +415,12 @@ def _prompt(row: Mapping[str, Any]) -> str:
 def _expected(row: Mapping[str, Any]) -> str:
     columns = row.get("columns") or ""
     return "" if columns in ("", "{}") else shorten(columns, 300)
+
+
+def _given(row: Mapping[str, Any], given: str) -> _ShownCompletion:
+    """An answer from the data."""
+    facts = (("step", str(row["step"])), ("tokens", str(len(row["token_ids"] or ()))))
+    return _ShownCompletion(name_of_given(given, row["sample"]), shorten(row["completion"] or ""), facts)
 
 
 def _answer(row: Mapping[str, Any], when: str) -> _ShownCompletion:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...config import PAIRED
 from ...diagnostics import health
 from ...diagnostics.outcome import outcome
 from ...errors import DataError
@@ -63,6 +64,24 @@ class RunData:
     def metric_names(self) -> list[str]:
         """Every numeric column, in order of first appearance."""
         return list(dict.fromkeys(k for row in self.rows for k, v in row.items() if k != "step" and _is_number(v)))
+
+
+def given_by_data(config: Mapping[str, Any]) -> str:
+    """``demonstrations`` or ``pairs`` where that is what a run's completions are, by its config.toml: its data gave
+    them, and no reward judged them. Empty for all others.
+
+    >>> given_by_data({"data": {"task": "pairs"}}), given_by_data({"data": [{"task": "rollouts"}]}), given_by_data({})
+    ('pairs', '', '')
+    """
+    found = config.get("data")
+    sets = found if isinstance(found, list) else [found]
+    tasks = [one.get("task") if isinstance(one, dict) else None for one in sets]
+    return next((task for task in ("demonstrations", PAIRED) if tasks and all(one == task for one in tasks)), "")
+
+
+def name_of_given(given: str, sample: int) -> str:
+    """What a completion is that the data gave: the answers of a pair come in one order."""
+    return {0: "chosen", 1: "rejected"}.get(sample, "") if given == PAIRED else "demonstration"
 
 
 def load_run(folder: str | Path) -> RunData:

@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 
 from ..rollouts import schema
 from . import safe_files
-from .read import sample_steps
+from .read import name_of_given, sample_steps
 from .text import number
 from .token_texts import loaded, pieces
 
@@ -32,9 +32,10 @@ class Coloured:
     left_out: int  # tokens
 
 
-def coloured(folder: Path) -> list[Coloured]:
+def coloured(folder: Path, *, given: str = "") -> list[Coloured]:
     """The best and the worst completion of the newest group whose coefficients differ; nothing for runs without
-    coefficients, and for those whose exported model is not there: its tokenizer gives the texts."""
+    coefficients, and for those whose exported model is not there: its tokenizer gives the texts. ``given``: what the
+    run's data gave in place of completions."""
     # From the newest back.
     for step in sample_steps(folder, "rollouts")[: -_MOST_STEPS - 1 : -1]:
         rows = _telling(_rows(folder, step))
@@ -44,7 +45,7 @@ def coloured(folder: Path) -> list[Coloured]:
             tokenizer = loaded(lambda: safe_files.read_text(folder, "final/tokenizer.json", most=_TOKENIZER_BYTES))
         except OSError:
             return []
-        return [found for row in rows if (found := _coloured(tokenizer, row, step)) is not None]
+        return [found for row in rows if (found := _coloured(tokenizer, row, step, given)) is not None]
     return []
 
 
@@ -78,7 +79,7 @@ def _telling(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [widest[-1], widest[0]] if len(widest) > 1 else []
 
 
-def _coloured(tokenizer: Any, row: Mapping[str, Any], step: int) -> Coloured | None:
+def _coloured(tokenizer: Any, row: Mapping[str, Any], step: int, given: str) -> Coloured | None:
     ids = row["token_ids"] or []
     columns = [row["sampled"] or [], *(row[name] or [None] * len(ids) for name in _EFFECTS)]
     if any(len(column) != len(ids) for column in columns):
@@ -90,7 +91,8 @@ def _coloured(tokenizer: Any, row: Mapping[str, Any], step: int) -> Coloured | N
     classes = [push(a, w, c, largest=largest) if own else "given" for own, a, w, c in zip(*columns, strict=True)]
     counts = {"pushed up": "up", "pushed down": "down", "held": "held"}
     tallies = ((name, str(sum(c.startswith(kind) for c in classes))) for name, kind in counts.items())
-    facts = (("step", str(step)), ("score", number(row["score"])), *tallies)
+    what = ("answer", name_of_given(given, row["sample"])) if given else ("score", number(row["score"]))
+    facts = (("step", str(step)), what, *tallies)
     shown = tuple(zip(classes, found.texts, strict=True))
     return Coloured(facts, shown[:_MOST_TOKENS], max(len(ids) - _MOST_TOKENS, 0))
 
