@@ -35,6 +35,9 @@ recipe = {
     "data": {"train": "rows.jsonl"},
     "rewards": [{"name": "my_reward.py:largest"}],
     "rollout": {"prompts": 12, "completions": 8, "max_tokens": 12},
+    "objective": {"preset": "grpo", "beta": 0.0},
+    "learner": {"lr": 2e-5, "minibatch_prompts": 3},
+    "eval": {"size": 100},
 }
 
 
