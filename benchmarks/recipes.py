@@ -155,7 +155,7 @@ RECIPES = {
     ),
     "iterative": Measurement(
         command="iterate", curves=(ACCURACY,), y_label="accuracy by the verifier",
-        set=("learner.dtype=bfloat16", "iterate.first_prompts=64", "iterate.learner.dtype=bfloat16"),
+        set=("steps=12", "learner.dtype=bfloat16", "iterate.first_prompts=48", "iterate.learner.dtype=bfloat16"),
     ),
     "countdown": Measurement(
         curves=(Curve("reward/format"), ACCURACY),
