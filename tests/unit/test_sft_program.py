@@ -1,0 +1,186 @@
+"""What ``trew sft`` measures on held-out rows: numbers by hand, intervals by a plain bootstrap, and what is logged."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import trew
+from trew.errors import NumericsError
+from trew.training import sft_program
+from trew.training.sft_program import SftProgram, SftState, held_out_loss, held_out_pairs
+from trew.types import TrainingSample
+
+LOGPROBS = np.array([-1.0, -9.0, -2.0, -0.5, -0.25, -0.25, -3.0], dtype=np.float32)
+"""Of three rows of 3, 3 and 1 tokens; the -9 is of a token that nobody answers with."""
+
+
+def rows(*sampled: list[bool]) -> list[TrainingSample]:
+    return [
+        TrainingSample(np.array([1]), np.arange(len(own)), number, np.array(own)) for number, own in enumerate(sampled)
+    ]
+
+
+ROWS = rows([True, False, True], [True, True, True], [True])
+
+
+def bootstrapped(sums: list[float], counts: list[int], *, seed: int) -> list[float]:
+    """The percentile interval of 95 % of sum / count over rows drawn with replacement."""
+    draws = np.random.default_rng(seed).integers(0, len(sums), (1000, len(sums)))
+    means = sorted(sum(sums[i] for i in draw) / sum(counts[i] for i in draw) for draw in draws)
+    return [float(np.quantile(means, q)) for q in (0.025, 0.975)]
+
+
+@pytest.mark.parametrize("seed", [0, 5])
+def test_a_held_out_loss_is_the_mean_over_answered_tokens(seed):
+    """(1 + 2) + (0.5 + 0.25 + 0.25) + 3 = 7 over 2 + 3 + 1 tokens; a row is drawn with all of its tokens."""
+    found = held_out_loss(LOGPROBS, ROWS, seed=seed)
+    assert found["loss"]["mean"] == pytest.approx(7 / 6)
+    assert found["perplexity"] == pytest.approx(math.exp(7 / 6))
+    assert found["tokens"] == 6
+    want = bootstrapped([3.0, 1.0, 3.0], [2, 3, 1], seed=seed)
+    assert [found["loss"]["low"], found["loss"]["high"]] == pytest.approx(want)
+
+
+def test_a_perplexity_beyond_all_numbers_is_the_largest():
+    assert held_out_loss(np.array([-20.0]), rows([True]), seed=0)["perplexity"] == pytest.approx(math.exp(20))
+    assert held_out_loss(np.array([-1e6]), rows([True]), seed=0)["perplexity"] == math.exp(700)
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_a_held_out_loss_that_is_not_finite_is_an_error(value):
+    with pytest.raises(NumericsError, match="the held-out loss is not finite"):
+        held_out_loss(np.array([-1.0, value]), rows([True, True]), seed=0)
+
+
+PAIRS = [TrainingSample(np.array([1]), np.arange(n), g) for g, n in enumerate((2, 2, 1, 3, 1, 1)) for g in [g // 2]]
+"""Three pairs, the chosen answer first."""
+LOG_RATIOS = torch.tensor([0.5, 0.5, 0.2, 0.0, -1.0, 0.5, 0.25, 0.25, 0.7, 0.7])
+
+
+def plan(seed: int = 0) -> Any:
+    return SimpleNamespace(
+        objective=trew.preset("dpo", dpo_beta=2.0), config=SimpleNamespace(seed=seed, prefers=True), demonstrations=None
+    )
+
+
+@pytest.mark.parametrize("seed", [0, 5])
+def test_held_out_pairs_by_hand(seed):
+    """Margins 2 (1 - 0.2) = 1.6, 2 (-1 - 1) = -4 and 0: equally likely answers are not ranked right."""
+    found = held_out_pairs(plan(seed), LOG_RATIOS, PAIRS)
+    margins = [1.6, -4.0, 0.0]
+    losses = [math.log1p(math.exp(-m)) for m in margins]
+    assert found["margin"] == pytest.approx(sum(margins) / 3)
+    assert found["loss"]["mean"] == pytest.approx(sum(losses) / 3)
+    assert found["accuracy"]["mean"] == pytest.approx(1 / 3)
+    assert found["tokens"] == 10
+    for name, values in (("loss", losses), ("accuracy", [1.0, 0.0, 0.0])):
+        want = bootstrapped(values, [1, 1, 1], seed=seed)
+        assert [found[name]["low"], found[name]["high"]] == pytest.approx(want), name
+
+
+def test_held_out_pairs_that_are_not_finite_are_an_error():
+    with pytest.raises(NumericsError, match="the held-out loss is not finite"):
+        held_out_pairs(plan(), LOG_RATIOS.clone().fill_(math.nan), PAIRS)
+
+
+# ---- an evaluation
+
+
+class Program(SftProgram):
+    """One whose policy gives log-probs that a test chose, and which writes into lists."""
+
+    def __init__(self, *, prefers: bool = False) -> None:
+        samples = PAIRS if prefers else ROWS
+        groups = [SimpleNamespace(group=SimpleNamespace(rollouts=[self._rollout(s) for s in samples if s.group == g]))
+                  for g in range(3)]  # fmt: skip
+        self.plan = plan(5)
+        self.plan.config.prefers, self.plan.demonstrations = prefers, SimpleNamespace(held=groups)
+        self.state, self.logged, self.tracked, self.shown, self.anywhere = SftState(), [], [], [], 0
+        self.logprobs = LOG_RATIOS if prefers else torch.from_numpy(LOGPROBS)
+        self.policy: Any = SimpleNamespace(logprobs=self._logprobs)
+        self.team: Any = SimpleNamespace(orders=None, measure=lambda rollouts: None)
+        self.interrupts: Any = SimpleNamespace(anywhere=self._anywhere)
+        self.folder: Any = SimpleNamespace(log=self.logged.append)
+        self.trackers: Any = SimpleNamespace(log=lambda step, row: self.tracked.append((step, row)))
+        bar = contextlib.nullcontext(SimpleNamespace(advance=None))
+        self.display: Any = SimpleNamespace(bar=lambda name, count: bar, row=self.shown.append)
+
+    @staticmethod
+    def _rollout(sample: TrainingSample) -> Any:
+        return SimpleNamespace(prompt_ids=sample.prompt_ids, token_ids=sample.token_ids, sampled=sample.sampled)
+
+    def _anywhere(self, text: str) -> Any:
+        self.anywhere += 1
+        return contextlib.nullcontext()
+
+    def _logprobs(self, samples: Any, *, reference: bool = False, progress: Any = None) -> torch.Tensor:
+        return torch.full_like(self.logprobs, -0.5) if reference else self.logprobs
+
+    def after(self, step: int, shift: float = 0.0) -> dict[str, Any]:
+        self.state.step, self.logprobs = step, self.logprobs - shift
+        return self.evaluate()
+
+
+def test_an_evaluation_is_logged_tracked_and_shown():
+    program = Program()
+    found = program.after(2)
+    assert (found["rows"], found["tokens"]) == (3, 6)
+    low, high = bootstrapped([3.0, 1.0, 3.0], [2, 3, 1], seed=5)
+    assert program.logged == [
+        {"step": 2, "eval_loss": pytest.approx(7 / 6), "eval_loss_low": pytest.approx(low),
+         "eval_loss_high": pytest.approx(high), "eval_n": 3, "eval_perplexity": pytest.approx(math.exp(7 / 6))}
+    ]  # fmt: skip
+    assert program.tracked == [(2, program.logged[0])]
+    assert program.shown == program.logged
+
+
+def test_an_evaluation_of_pairs_compares_with_the_reference():
+    """As the reference gives each token -0.5, the log-ratios are half a nat above those of ``LOG_RATIOS``."""
+    program = Program(prefers=True)
+    found = program.after(2)
+    want = held_out_pairs(plan(5), LOG_RATIOS + 0.5, PAIRS)
+    assert {key: found[key] for key in want} == want
+    (row,) = program.logged
+    assert row["eval_preference_accuracy"] == want["accuracy"]["mean"]
+    assert row["eval_preference_margin"] == want["margin"]
+    assert (row["eval_n"], "eval_perplexity" in row) == (3, False)
+
+
+def test_the_best_step_is_the_earliest_of_equals_after_training_began():
+    program = Program()
+    program.after(0)
+    assert (program.state.best_step, program.state.best_loss) == (-1, None)
+    program.after(2, 1.0)  # worse than before training, whose weights no checkpoint has
+    assert program.state.best_step == 2
+    program.after(4)
+    assert program.state.best_step == 2
+    program.after(6, -0.5)
+    assert (program.state.best_step, program.state.best_loss) == (6, pytest.approx(7 / 6 + 0.5))
+    program.after(8, 0.25)
+    assert program.state.best_step == 6
+
+
+def test_an_interrupt_ends_an_evaluation_at_once_only_where_there_are_no_other_ranks():
+    program = Program()
+    program.after(2)
+    assert program.anywhere == 1
+    entered: list[str] = []
+
+    @contextlib.contextmanager
+    def entering(text: str) -> Any:
+        entered.append(text)
+        yield
+
+    program.interrupts = SimpleNamespace(anywhere=entering)
+    program.after(4)
+    program.team.orders = object()
+    program.after(6)
+    assert len(entered) == 1
+    assert sft_program.SHAPES is program.remembers
