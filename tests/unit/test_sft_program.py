@@ -30,6 +30,12 @@ def rows(*sampled: list[bool]) -> list[TrainingSample]:
 ROWS = rows([True, False, True], [True, True, True], [True])
 
 
+# Nine rows and nine pairs: of three, an interval is from the least to the largest value, however it is drawn.
+NINE = rows(*([True] * n for n in range(1, 10)))
+OF_NINE = -np.random.default_rng(1).random(45).astype(np.float32)
+PAIRS_OF_NINE = [TrainingSample(np.array([1]), np.arange(2), pair // 2) for pair in range(18)]
+
+
 def bootstrapped(sums: list[float], counts: list[int], *, seed: int) -> list[float]:
     """The percentile interval of 95 % of sum / count over rows drawn with replacement."""
     draws = np.random.default_rng(seed).integers(0, len(sums), (1000, len(sums)))
@@ -37,15 +43,23 @@ def bootstrapped(sums: list[float], counts: list[int], *, seed: int) -> list[flo
     return [float(np.quantile(means, q)) for q in (0.025, 0.975)]
 
 
-@pytest.mark.parametrize("seed", [0, 5])
-def test_a_held_out_loss_is_the_mean_over_answered_tokens(seed):
-    """(1 + 2) + (0.5 + 0.25 + 0.25) + 3 = 7 over 2 + 3 + 1 tokens; a row is drawn with all of its tokens."""
-    found = held_out_loss(LOGPROBS, ROWS, seed=seed)
+def test_a_held_out_loss_is_the_mean_over_answered_tokens():
+    """(1 + 2) + (0.5 + 0.25 + 0.25) + 3 = 7 over 2 + 3 + 1 tokens."""
+    found = held_out_loss(LOGPROBS, ROWS, seed=0)
     assert found["loss"]["mean"] == pytest.approx(7 / 6)
     assert found["perplexity"] == pytest.approx(math.exp(7 / 6))
     assert found["tokens"] == 6
-    want = bootstrapped([3.0, 1.0, 3.0], [2, 3, 1], seed=seed)
-    assert [found["loss"]["low"], found["loss"]["high"]] == pytest.approx(want)
+
+
+@pytest.mark.parametrize("seed", [0, 5])
+def test_the_interval_draws_rows_with_all_of_their_tokens(seed):
+    found = held_out_loss(OF_NINE, NINE, seed=seed)["loss"]
+    assert [found["low"], found["high"]] == pytest.approx(interval_of_nine(seed))
+
+
+def interval_of_nine(seed: int) -> list[float]:
+    sums = [-float(part.sum()) for part in np.split(OF_NINE, np.cumsum(range(1, 9)))]
+    return bootstrapped(sums, list(range(1, 10)), seed=seed)
 
 
 def test_a_perplexity_beyond_all_numbers_is_the_largest():
@@ -70,18 +84,25 @@ def plan(seed: int = 0) -> Any:
     )
 
 
-@pytest.mark.parametrize("seed", [0, 5])
-def test_held_out_pairs_by_hand(seed):
+def test_held_out_pairs_by_hand():
     """Margins 2 (1 - 0.2) = 1.6, 2 (-1 - 1) = -4 and 0: equally likely answers are not ranked right."""
-    found = held_out_pairs(plan(seed), LOG_RATIOS, PAIRS)
+    found = held_out_pairs(plan(), LOG_RATIOS, PAIRS)
     margins = [1.6, -4.0, 0.0]
     losses = [math.log1p(math.exp(-m)) for m in margins]
     assert found["margin"] == pytest.approx(sum(margins) / 3)
     assert found["loss"]["mean"] == pytest.approx(sum(losses) / 3)
     assert found["accuracy"]["mean"] == pytest.approx(1 / 3)
     assert found["tokens"] == 10
-    for name, values in (("loss", losses), ("accuracy", [1.0, 0.0, 0.0])):
-        want = bootstrapped(values, [1, 1, 1], seed=seed)
+
+
+@pytest.mark.parametrize("seed", [0, 5])
+def test_the_intervals_of_pairs_draw_pairs(seed):
+    ratios = torch.randn(36, generator=torch.Generator().manual_seed(2))
+    found = held_out_pairs(plan(seed), ratios, PAIRS_OF_NINE)
+    margins = [2 * float(four[:2].sum() - four[2:].sum()) for four in ratios.double().split(4)]
+    losses = [math.log1p(math.exp(-m)) for m in margins]
+    for name, values in (("loss", losses), ("accuracy", [float(m > 0) for m in margins])):
+        want = bootstrapped(values, [1] * 9, seed=seed)
         assert [found[name]["low"], found[name]["high"]] == pytest.approx(want), name
 
 
@@ -97,13 +118,13 @@ class Program(SftProgram):
     """One whose policy gives log-probs that a test chose, and which writes into lists."""
 
     def __init__(self, *, prefers: bool = False) -> None:
-        samples = PAIRS if prefers else ROWS
+        samples = PAIRS if prefers else NINE
         groups = [SimpleNamespace(group=SimpleNamespace(rollouts=[self._rollout(s) for s in samples if s.group == g]))
-                  for g in range(3)]  # fmt: skip
+                  for g in range(samples[-1].group + 1)]  # fmt: skip
         self.plan = plan(5)
         self.plan.config.prefers, self.plan.demonstrations = prefers, SimpleNamespace(held=groups)
         self.state, self.logged, self.tracked, self.shown, self.anywhere = SftState(), [], [], [], 0
-        self.logprobs = LOG_RATIOS if prefers else torch.from_numpy(LOGPROBS)
+        self.logprobs = LOG_RATIOS if prefers else torch.from_numpy(OF_NINE)
         self.policy: Any = SimpleNamespace(logprobs=self._logprobs)
         self.team: Any = SimpleNamespace(orders=None, measure=lambda rollouts: None)
         self.interrupts: Any = SimpleNamespace(anywhere=self._anywhere)
@@ -131,11 +152,12 @@ class Program(SftProgram):
 def test_an_evaluation_is_logged_tracked_and_shown():
     program = Program()
     found = program.after(2)
-    assert (found["rows"], found["tokens"]) == (3, 6)
-    low, high = bootstrapped([3.0, 1.0, 3.0], [2, 3, 1], seed=5)
+    assert (found["rows"], found["tokens"]) == (9, 45)
+    low, high = interval_of_nine(5)
+    mean = -float(OF_NINE.sum()) / 45
     assert program.logged == [
-        {"step": 2, "eval_loss": pytest.approx(7 / 6), "eval_loss_low": pytest.approx(low),
-         "eval_loss_high": pytest.approx(high), "eval_n": 3, "eval_perplexity": pytest.approx(math.exp(7 / 6))}
+        {"step": 2, "eval_loss": pytest.approx(mean), "eval_loss_low": pytest.approx(low),
+         "eval_loss_high": pytest.approx(high), "eval_n": 9, "eval_perplexity": pytest.approx(math.exp(mean))}
     ]  # fmt: skip
     assert program.tracked == [(2, program.logged[0])]
     assert program.shown == program.logged
@@ -162,7 +184,7 @@ def test_the_best_step_is_the_earliest_of_equals_after_training_began():
     program.after(4)
     assert program.state.best_step == 2
     program.after(6, -0.5)
-    assert (program.state.best_step, program.state.best_loss) == (6, pytest.approx(7 / 6 + 0.5))
+    assert (program.state.best_step, program.state.best_loss) == (6, pytest.approx(0.5 - float(OF_NINE.sum()) / 45))
     program.after(8, 0.25)
     assert program.state.best_step == 6
 
