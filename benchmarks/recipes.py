@@ -141,6 +141,7 @@ RECIPES = {
     "dapo": Measurement(curves=(ACCURACY, Curve("zero_signal_share"))),
     "mixture": Measurement(curves=(pass_rate("one-digit"), pass_rate("two-digit"))),
     "ppo": Measurement(curves=(ACCURACY, Curve("value_loss"))),
+    "vapo": Measurement(curves=(ACCURACY, Curve("value_loss"))),
     "quickstart": Measurement(
         curves=(Curve("reward"), ACCURACY), recipe=from_page, title="docs/quickstart.md",
     ),

@@ -81,6 +81,18 @@ def test_sharded_ranks_take_the_step_of_one_process(fleet, case, size):
     assert all(torch.equal(first[name], one["weights"][name]) for one in found for name in first)
 
 
+@pytest.mark.parametrize("how", ["none", "fsdp"])
+def test_weights_that_a_step_has_changed_are_counted_over_all_ranks(fleet, how):
+    """Whole ones once; of sharded ones each rank watches as many as one process does of all."""
+    arguments = {"name": "dr-grpo", "count": 1}
+    ranks = [ranks_work.steps(None, **arguments), *fleet.run("ranks_work:steps", 2, how=how, **arguments)]
+    alone, one, other = (rank["outputs"][0]["metrics"]["changed_share"] for rank in ranks)
+    assert one == other
+    least, most = (0.99, 1.01) if how == "none" else (1.3, 2.0)
+    assert least * alone[1] < one[1] < most * alone[1]
+    assert one[0] > 0.9 * one[1]
+
+
 @pytest.mark.parametrize("budget", [24, 4096])
 def test_the_gradient_is_that_of_one_process(fleet, budget):
     # With an eps this large Adam's steps are proportional to the gradient, not to its sign.
