@@ -1,0 +1,91 @@
+"""What an update does beside the policy's steps: a critic's, checks, what tables and errors are told."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import trew
+from test_loop_update import LENGTHS, Recorder, Run, run, scored, updated
+from trew.errors import NumericsError
+from trew.learner import Accumulated
+from trew.training import loop
+from trew.types import StepOutput
+
+
+def test_learning_is_announced_before_the_policy_is_asked_anything():
+    j = Run()
+    run(j)
+    assert j.asked_before == []
+    assert j.policy.asked
+
+
+class Critic:
+    """Stands in for a critic whose values are the tokens' positions in the step."""
+
+    def __init__(self, policy: Recorder) -> None:
+        self.policy, self.steps = policy, []
+
+    def values(self, samples: list[Any]) -> torch.Tensor:
+        return torch.arange(sum(len(s.token_ids) for s in samples), dtype=torch.float32)
+
+    def step(self, samples: list[Any], batch: trew.TokenBatch) -> StepOutput:
+        self.steps.append((samples, batch, self.policy.version))
+        return StepOutput(0.0, {}, 0.0, 1)
+
+
+@pytest.mark.parametrize(("warmup", "learned"), [(0, 2), (1, 0)])
+def test_a_critic_learns_each_minibatch_first_and_alone_while_it_warms_up(warmup, learned):
+    j = Run(trew.preset("ppo"), minibatch_prompts=2)
+    j.config = dataclasses.replace(j.config, critic=dataclasses.replace(j.config.critic, warmup_steps=warmup))
+    j.critic = Critic(j.policy)
+    attempt = updated(j, scored([[1.0, 0.0]] * 4))
+    assert (len(attempt.critic_updates), len(attempt.updates)) == (2, learned)
+    assert [before for *_, before in j.critic.steps] == ([0, 1] if learned else [0, 0])
+    # Two groups of the four each, with the values of their own tokens.
+    assert [len(samples) for samples, *_ in j.critic.steps] == [4, 4]
+    lengths = [sum(map(sum, LENGTHS[:2])), sum(map(sum, LENGTHS[2:]))]
+    first, second = (batch.values.tolist() for _, batch, _ in j.critic.steps)
+    assert first == list(range(lengths[0]))
+    assert second == list(range(lengths[0], sum(lengths)))
+
+
+def test_the_tables_get_the_effects_of_every_minibatch_and_the_references_log_probs(monkeypatch):
+    added: list[list[int]] = []
+    monkeypatch.setattr(loop.TokenEffects, "add", lambda self, done, positions: added.append(list(positions)))
+    attempt = updated(Run(minibatch_prompts=2), scored([[1.0, 0.0]] * 4))
+    assert added == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    found = np.concatenate(attempt.effects.columns()["ref_logprobs"])
+    assert (found == -7.0).all()
+
+
+@pytest.mark.parametrize("checked", ["check_given", "check_advantages"])
+def test_numbers_are_checked_before_the_policy_moves(monkeypatch, checked):
+    def refuses(batch: trew.TokenBatch) -> None:
+        assert (batch.advantages is None) == (checked == "check_given")
+        raise NumericsError("refused")
+
+    monkeypatch.setattr(loop, checked, refuses)
+    j = Run()
+    with pytest.raises(NumericsError, match="refused"):
+        updated(j, scored([[1.0, 0.0]] * 4))
+    assert j.policy.version == 0
+    assert (j.policy.asked == []) == (checked == "check_given")
+
+
+def test_an_error_in_a_minibatch_names_the_samples_of_the_step():
+    j = Run(minibatch_prompts=2)
+
+    def fails(samples: list[Any], batch: trew.TokenBatch) -> Accumulated:
+        if len(j.policy.batches) == 1:
+            raise NumericsError("not finite", names="1 (group 2)", quantity="logprobs", samples=(1,), values={1: [0.0]})
+        return Recorder.accumulate(j.policy, samples, batch)
+
+    j.policy.accumulate = fails
+    with pytest.raises(NumericsError) as error:
+        updated(j, scored([[1.0, 0.0]] * 4))
+    assert tuple(error.value.samples) == (5,)
