@@ -175,6 +175,13 @@ def test_a_parquet_file_that_is_small_on_the_disk_cannot_fill_the_memory(number,
     assert str(path) in str(caught.value)
 
 
+def test_a_parquet_file_without_row_groups_has_no_rows(tmp_path):
+    path = tmp_path / "f.parquet"
+    pq.ParquetWriter(path, pa.schema([("text", pa.string())])).close()
+    with pytest.raises(DataError, match="has no rows"):
+        read_rows(path)
+
+
 def test_a_parquet_file_has_a_largest_number_of_rows(tmp_path, monkeypatch):
     path = tmp_path / "f.parquet"
     pq.write_table(pa.table({"prompt": pa.nulls(1001)}), path)

@@ -54,6 +54,19 @@ def test_problems_depend_on_the_seed_alone_and_evaluation_is_apart() -> None:
 
 
 @needs_package
+@pytest.mark.parametrize(("end", "how"), [("kill -9 $$", "was ended by signal 9"), ("exit 3", "with exit status 3")])
+def test_a_generator_that_is_ended_in_the_middle_is_told(end, how, tmp_path, monkeypatch) -> None:
+    """What came before it would be a smaller data set."""
+    entry = {"index": 0, "question": "1 + 1?", "answer": "2", "metadata": {}}
+    other = tmp_path / "python"
+    other.write_text(f"#!/bin/sh\ncat > /dev/null\necho '{json.dumps(entry)}'\n{end}\n")
+    other.chmod(0o755)
+    monkeypatch.setattr(puzzles.sys, "executable", str(other))
+    with pytest.raises(DataError, match=rf"{how} after 1 of them"):
+        made("chain_sum")
+
+
+@needs_package
 def test_the_packages_settings_are_used_and_its_refusal_is_told() -> None:
     small = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
     data = made("chain_sum", config=small)

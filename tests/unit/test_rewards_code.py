@@ -219,6 +219,13 @@ def test_the_setup_is_the_rows_fault_and_not_the_programs(sandbox):
     assert grade("code_func", forged, None, entry_point="f", asserts=["assert f(1) == 2"]).score == 0
 
 
+def test_asserts_that_give_the_function_no_plain_value_are_the_rows_fault(sandbox):
+    setup, asserts = "class Thing:\n    pass", ["for thing in (Thing(),):\n    assert f(thing) == 2"]
+    verdict = grade("code_func", RIGHT, None, entry_point="f", asserts=asserts, setup=setup)
+    assert (verdict.score, verdict.status) == (None, "bad_gold")
+    assert "no plain value" in verdict.detail
+
+
 # ---- blocks
 
 

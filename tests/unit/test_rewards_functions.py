@@ -84,6 +84,11 @@ def test_only_accepted_keywords_are_passed(tmp_path: Path, signature: str) -> No
     assert values(rewards, group("a", "b", answer="x", other="y")) == [2.0, 2.0]
 
 
+def test_a_positional_parameter_that_is_not_offered_keeps_its_place(tmp_path: Path) -> None:
+    source = "def f(prompts, note=7, completions=None, /):\n    return [note + len(c) for c in completions]\n"
+    assert values(loaded(tmp_path, source), group("a", "bc")) == [8.0, 9.0]
+
+
 def test_kwargs_alone(tmp_path: Path) -> None:
     assert values(loaded(tmp_path, "def f(**kw):\n    return [len(c) for c in kw['completions']]\n"), group("abc")) == [
         3.0

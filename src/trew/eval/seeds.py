@@ -56,7 +56,7 @@ def iqm_over_seeds(tasks: Sequence[ArrayLike], *, level: float = LEVEL, seed: in
     A bootstrap of n values has a spread that is too small by √((n-1)/n), and normal quantiles in place of Student's.
     Both are repaired by taking wider quantiles (Hesterberg 2015, arXiv 1411.5279, section 5):
 
-        α'/2 = Φ(-√(n/(n-1)) t_{n-1, 1-α/2}),   n = seeds of the task with the fewest
+        α'/2 = Φ(-√(n/(n-1)) t_{ν, 1-α/2}),   n = seeds of the task with the fewest,   ν = Σ_t (n_t - 1) over tasks
 
     Below 5 seeds no quantile of a bootstrap is wide enough: the ends are nan.
     """

@@ -152,11 +152,23 @@ class Puzzles(Task):
                     raise self._error(entry)
                 count += 1
                 yield {**entry, "seed": start}
-            if child.wait() == -signal.SIGPROF:
+            ended = child.wait()
+            if ended == -signal.SIGPROF:
                 took = f"one problem takes more than {CPU_S:g} s of processor time; choose smaller sizes"
                 raise self._error({"error": "failed", "detail": took})
-            if not count:
-                raise DataError(f"{PREFIX}:{self.puzzle}: the process that generates problems ended before the first")
+            # Fewer problems than there are to be would train on other prompts without a word.
+            if ended != 0 or not count:
+                how = (
+                    f"ended with exit status {ended}"
+                    if ended > 0
+                    else f"was ended by signal {-ended}"
+                    if ended
+                    else "ended"
+                )
+                raise DataError(
+                    f"{PREFIX}:{self.puzzle}: the process that generates problems {how} after {count} of them; if the "
+                    "machine is short of memory, choose smaller sizes"
+                )
         finally:
             # Reached early too: the caller stops reading when it has enough, while the process waits to write.
             child.kill()

@@ -106,7 +106,7 @@ def generate(made: Any, say: Callable[[dict[str, Any]], None]) -> None:
             raise  # the next one would need as much
         except Exception:
             failed += 1
-            if failed == MOST_FAILED:
+            if failed >= MOST_FAILED:
                 raise
             continue
         answer = answer_of(entry)

@@ -285,7 +285,7 @@ def _judgement(done: bytes) -> str | Verdict:
         _, held, kind, detail = json.loads(done)
     except (ValueError, RecursionError):
         return "the tests ended without a result"
-    if kind == "Lost" and detail.endswith("an argument is no plain value"):
+    if kind == "ChannelClosed" and detail.endswith("an argument is no plain value"):
         return bad_gold("the asserts give the function something that is no plain value")
     return "" if held is True else str(detail) or "an assert did not hold"
 

@@ -72,6 +72,8 @@ def is_true(line: bytes) -> bool:
 
     >>> is_true(b'["l"]'), is_true(b"0.0"), is_true(b'["f","nan"]'), is_true(b'["o","Match"]')
     (False, False, True, True)
+    >>> is_true(b'["R",0,0,1]'), is_true(b'["R",0,3,1]')
+    (False, True)
     """
     try:
         value = json.loads(line)
@@ -82,6 +84,8 @@ def is_true(line: bytes) -> bool:
             return True
         if value[0] in ("l", "t", "s", "z", "d", "q"):
             return len(value) > 1
+        if value[0] == "R":
+            return bool(range(*(int(part[1], 16) if isinstance(part, list) else part for part in value[1:])))
         # What is left is a number or bytes: false if 0 or empty, which a long text is not.
         return len(line) > _SLACK or canonical(value) not in ("#0/1", "b")
     except Exception:

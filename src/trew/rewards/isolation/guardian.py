@@ -1,6 +1,6 @@
 """A small process between a run and the worker of users' functions that leaves no process behind when either ends.
 
-A function may start processes, even in new sessions. The guardian is their subreaper : orphans become its children,
+A function may start processes, even in new sessions. The guardian is their subreaper: orphans become its children,
 where it finds and kills them, even after kill -9 of the run. It imports nothing of trew outside ``isolation`` and is
 forked before the worker imports anything, so it stays small and costs milliseconds. Linux only; elsewhere the worker
 watches for the end of the run by itself.

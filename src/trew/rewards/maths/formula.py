@@ -184,7 +184,7 @@ class _Parser:
         return found
 
     def primary(self, *, single: bool = False) -> Value:
-        """A number, name, bracket, root, fraction or function; with ``single`` no mixed_number number."""
+        """A number, name, bracket, root, fraction or function; with ``single`` no mixed number."""
         self.deeper()
         found = self._primary(single)
         self.depth -= 1
@@ -237,7 +237,7 @@ class _Parser:
         return algebra.number(found)
 
     def mixed_number(self) -> Fraction:
-        r"""The fraction of a mixed_number number that follows a whole one, ``1\frac{4}{5}`` or ``1 4/5``; else 0."""
+        r"""The fraction of a mixed number that follows a whole one, ``1\frac{4}{5}`` or ``1 4/5``; else 0."""
         above, below, length = self.fraction_ahead()
         # the digits are bounded before they are made numbers
         proper = above.isdigit() and below.isdigit() and len(below) < 20 and 0 < int(above or 0) < int(below or 0)

@@ -52,7 +52,7 @@ os.register_at_fork(after_in_child=_fresh_lock)
 
 
 def boundary() -> Boundary:
-    """Returns the first design that passes its self-test on this machine; tests once per process.
+    """Returns the first design that passes its self-test on this machine; tests once per process, unless none passes.
 
     Raises SandboxError with every reason if none passes: code is then not run at all.
     """

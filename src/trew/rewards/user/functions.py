@@ -95,9 +95,17 @@ class UserFunction:
     def _call(self, function: Callable[..., Any], keywords: dict[str, Any]) -> Any:
         if self.accepts is not None:
             keywords = {name: value for name, value in keywords.items() if name in self.accepts}
-        # Positional-only parameters have no names to a caller: their values go first, in their order.
-        leading = [keywords.pop(name) for name in self.positional if name in keywords]
-        return function(*leading, **keywords)
+        return function(*self._leading(function, keywords), **keywords)
+
+    def _leading(self, function: Callable[..., Any], keywords: dict[str, Any]) -> list[Any]:
+        """Takes the values of positional-only parameters out of ``keywords``, in their order."""
+        places = [place for place, name in enumerate(self.positional) if name in keywords]
+        if not places:
+            return []
+        parameters = inspect.signature(function).parameters
+        # One that is not offered keeps its place by its default: the next value would be taken for it.
+        names = self.positional[: places[-1] + 1]
+        return [keywords.pop(name) if name in keywords else parameters[name].default for name in names]
 
     def _trl_keywords(self, samples: Sequence[Sample], step: int) -> dict[str, Any]:
         """The arguments as TRL's trainer passes them: one list per column, with an entry for each completion."""
