@@ -164,7 +164,7 @@ def test_metrics_other_than_the_end(tmp_path):
     assert {r["score"] for g in found["groups"] for r in g["runs"]} == {320.0}
     assert any("6 of 14 runs did not reach 0.35 within 320" in note for note in found["notes"])
     assert told(folders, metric="reach:0.2")["comparisons"][0]["verdict"] == "better"
-    for wrong in ("best", "reach:0", "reach:2", "last:0", "reward", "final:3", ":3"):
+    for wrong in ("best", "reach:0", "reach:2", "last:0", "last:0000000001", "reward", "final:3", ":3"):
         refused(folders, "--metric: ", metric=wrong)
     refused(folders, "reward", metric="reword:3")
     refused(folders, "at its end", metric="reward:11")

@@ -13,6 +13,7 @@ import pytest
 import tiny
 from rollouts_help import answers
 from trew.cli.data import convert, show
+from trew.cli.mixture import mixture_lines
 from trew.config import Config, dumps, parse
 from trew.data import load_eval_of_sets, load_sets
 from trew.errors import ConfigError
@@ -280,6 +281,21 @@ def test_data_show_tells_the_mixture_of_a_recipe(tmp_path, capsys):
     assert said.count("── count/") + said.count("── plus/") == 3
     show(str(recipe), n=1, set=("data.0.weight=6",))
     assert "data set plus: 75.0%" in capsys.readouterr().out
+
+
+def test_the_mixture_of_demonstrations_counts_the_rows_of_a_batch(tmp_path):
+    sets = []
+    for name in ("one", "two"):
+        text = "".join(json.dumps({"prompt": f"{name} {i}", "completion": "x"}) + "\n" for i in range(9))
+        (tmp_path / f"{name}.jsonl").write_text(text)
+        sets.append({"name": name, "task": "demonstrations", "train": str(tmp_path / f"{name}.jsonl")})
+    config = configured(*sets, sft={"batch": 5, "epochs": 0}, steps=4, eval={"size": 1})
+    data = load_sets(config.sets, eval_size=1, seed=0)
+    lines = mixture_lines(config, data.train, data.eval)
+    assert [line.split(",")[0] + line.split(",")[1] for line in lines] == [
+        f"data set {name}: 50.0% of the prompts 10 of 20 without refills; 8 training prompts (1.25 epochs)"
+        for name in ("one", "two")
+    ]
 
 
 def test_commands_that_take_one_set_say_so(tmp_path):

@@ -108,6 +108,7 @@ def test_curves_are_a_picture_of_all_runs(tmp_path):
         folder.mkdir()
         rows = [f'{{"step": {i}, "reward": {i / 10 * end}, "accuracy": 0.5}}\n' for i in range(1, 11)]
         rows.append('{"step": 10, "eval_accuracy": 0.5, "eval_low": 0.4, "eval_high": 0.6, "eval_n": 9}\n')
+        rows.append('{"step": 20, "eval_accuracy": 0.5}\n')  # no interval
         (folder / "metrics.jsonl").write_text("".join(rows))
     picture = trew.curves(tmp_path / "a", str(tmp_path / "b"), metrics=["reward", "accuracy"])
     svg = picture._repr_svg_()

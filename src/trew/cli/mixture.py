@@ -18,7 +18,7 @@ def mixture_lines(config: Config, train: Sequence[Prompt], evaluation: Sequence[
     lines = []
     order = prompt_order(config, train)
     held = by_set(evaluation, config.set_names) if config.set_names else {}
-    draws = config.steps * config.rollout.prompts
+    draws = config.steps * config.step_prompts
     # The only set of a recipe without [[data]] has no name, and no line.
     for name, size, share in zip(order.names, order.sizes, order.schedule.shares, strict=True):
         if name:

@@ -71,7 +71,11 @@ def _series(
     points = [(row["step"], row[metric]) for row in rows if row.get(metric) is not None]
     x, y = [step for step, _ in points], [value for _, value in points]
     evals = [row for row in rows if row.get("eval_accuracy") is not None] if metric == "accuracy" else []
-    held_out = [[row[f"eval_{name}"] for row in evals] for name in ("accuracy", "low", "high")]
+    # An evaluation without an interval is a point without a bar.
+    held_out = [
+        [row["eval_accuracy"] if row.get(f"eval_{name}") is None else row[f"eval_{name}"] for row in evals]
+        for name in ("accuracy", "low", "high")
+    ]
     return (
         Series("", x, y, style="faint", colour=colour),
         Series(f"{named}{metric}", x, running_mean(y, window=window), colour=colour),

@@ -54,19 +54,31 @@ def token_for(variable: str, folder: Path, tell: Callable[[str], None]) -> str:
                 f"ASCII characters without spaces; unset it to have one made, in {file}"
             )
         return given
-    try:
-        # O_EXCL makes exactly one of two commands that start at once the author; O_NOFOLLOW refuses a planted link.
-        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    except FileExistsError:
+    made = secrets.token_urlsafe(32)
+    if not _write_token(file, made):
         found = _read_token(file)
         tell(f"token: that of {file}, as before; give it to runs as {variable}")
         return found
-    made = secrets.token_urlsafe(32)
-    with os.fdopen(descriptor, "w") as out:
-        out.write(made + "\n")
     tell(f"token: {made}")
     tell(f"       give it to runs as {variable}; it is kept in {file}, and shown this once")
     return made
+
+
+def _write_token(file: Path, token: str) -> bool:
+    """Writes the file whole, for its owner alone; False if there is one already, or a link in its place."""
+    if os.path.lexists(file):
+        return False
+    whole = file.with_name(f"{file.name}.{secrets.token_hex(8)}")
+    with os.fdopen(os.open(whole, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
+        out.write(token + "\n")
+    try:
+        # Of two commands that start at once exactly one makes the name, of a file that the other can read already.
+        os.link(whole, file)
+    except FileExistsError:
+        return False
+    finally:
+        whole.unlink()
+    return True
 
 
 def _read_token(file: Path) -> str:

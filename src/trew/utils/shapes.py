@@ -187,5 +187,5 @@ def _got(value: Any) -> str:
 
 def _digits(value: int) -> int:
     """The number of decimal digits, without writing them out: Python refuses that beyond 4,300."""
-    # log10(2) digits for each bit: at most one too many.
+    # log10(2) digits for each bit: at most one too many, as for 2**63.
     return math.floor(abs(value).bit_length() * math.log10(2)) + 1

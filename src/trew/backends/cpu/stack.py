@@ -274,7 +274,7 @@ class Stack:
                 struct.bias = self._copy(base.bias.detach().float())
         struct.rank = struct.even = 0 if low is None else len(low.a)
         if low is not None:
-            a, b = low.a.detach(), low.b.detach()
+            a, b = low.a.detach().float(), low.b.detach().float()  # frozen ones may be bfloat16
             # bfloat16 products take the depth in pairs: an odd rank gets a row and a column of zeros.
             if not fits(len(a), self.dtype):
                 a, b = nn.functional.pad(a, (0, 0, 0, 1)), nn.functional.pad(b, (0, 1))

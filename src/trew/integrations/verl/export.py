@@ -15,7 +15,7 @@ from ...errors import ConfigError
 from ...models.default import DEFAULT_MODEL
 from ...objective import preset
 from ...objective.correction import Correction, MaskedImportance, TruncatedImportance
-from .offered import offer
+from .offered import exact, offer
 from .rewards import refuse
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
@@ -107,7 +107,7 @@ def _run(config: Config, files: tuple[str, str], lost: list[str]) -> dict[str, s
     }  # fmt: skip
     if config.lora.rank:
         keys |= {"actor_rollout_ref.model.lora_rank": str(config.lora.rank),
-                 "actor_rollout_ref.model.lora_alpha": f"{config.lora.alpha:g}"}  # fmt: skip
+                 "actor_rollout_ref.model.lora_alpha": exact(config.lora.alpha)}  # fmt: skip
     return keys
 
 
@@ -123,10 +123,10 @@ def _sizes(config: Config, lost: list[str]) -> dict[str, str]:
         "data.train_batch_size": str(rollout.prompts), f"{ROLLOUT}n": str(rollout.completions),
         "data.max_prompt_length": str(data.max_prompt_tokens), "data.max_response_length": str(rollout.max_tokens),
         "data.filter_overlong_prompts": hydra(data.overlong == "drop"), "data.truncation": "error",
-        f"{ROLLOUT}temperature": f"{rollout.temperature:g}", f"{ROLLOUT}top_p": f"{rollout.top_p:g}",
+        f"{ROLLOUT}temperature": exact(rollout.temperature), f"{ROLLOUT}top_p": exact(rollout.top_p),
         # verl switches top_k off by -1, not by 0.
         f"{ROLLOUT}top_k": str(rollout.top_k or -1), f"{ROLLOUT}val_kwargs.n": str(config.eval.samples),
-        f"{ROLLOUT}val_kwargs.temperature": f"{config.eval.temperature:g}",
+        f"{ROLLOUT}val_kwargs.temperature": exact(config.eval.temperature),
         f"{ROLLOUT}val_kwargs.do_sample": hydra(config.eval.temperature > 0),
         f"{ACTOR}ppo_mini_batch_size": str(learner.minibatch_prompts or rollout.prompts),
         f"{ACTOR}ppo_epochs": str(learner.inner_updates), f"{ACTOR}use_dynamic_bsz": "True",
@@ -143,10 +143,10 @@ def _optimizer(config: Config, lost: list[str]) -> dict[str, str]:
     )
     warmup = -(-learner.warmup_steps // updates)  # optimizer steps to steps, rounded up
     keys = {
-        f"{optim}lr": f"{learner.lr:g}", f"{optim}weight_decay": f"{learner.weight_decay:g}",
+        f"{optim}lr": exact(learner.lr), f"{optim}weight_decay": exact(learner.weight_decay),
         f"{optim}betas": hydra([learner.adam_beta1, learner.adam_beta2]),
         # -1: none, verl's default.
-        f"{optim}lr_warmup_steps": str(warmup or -1), f"{optim}clip_grad": f"{learner.max_grad_norm:g}",
+        f"{optim}lr_warmup_steps": str(warmup or -1), f"{optim}clip_grad": exact(learner.max_grad_norm),
     }  # fmt: skip
     if learner.schedule == "cosine":
         keys[f"{optim}lr_scheduler_type"] = "cosine"
@@ -215,7 +215,7 @@ def _elsewhere(config: Config, own: dict[str, Any], lost: list[str]) -> dict[str
     """Maps objective settings outside the loss to verl's keys; those without a key are lost."""
     keys: dict[str, str] = {}
     if own.get("entropy_bonus") and not own.get("entropy_target"):
-        keys[f"{ACTOR}entropy_coeff"] = f"{own.pop('entropy_bonus'):g}"
+        keys[f"{ACTOR}entropy_coeff"] = exact(own.pop("entropy_bonus"))
     if cache := own.pop("overlong_cache", 0):
         buffer = {"enable": True, "len": cache, "penalty_factor": 1.0, "log": False}
         keys |= {"reward.reward_manager.name": "dapo", "+reward.reward_kwargs.overlong_buffer_cfg": hydra(buffer),
@@ -254,7 +254,7 @@ def _correction(rules: Sequence[Correction]) -> dict[str, str]:
         return {}
     masked = isinstance(rule, MaskedImportance)
     # verl requires a lower bound above 0. 1e-9 masks nothing: verl clamps log-ratios at -20, and exp(-20) is 2e-9.
-    threshold = f"'{rule.low or 1e-9:g}_{rule.high:g}'" if masked else f"{rule.high:g}"
+    threshold = f"'{exact(rule.low or 1e-9)}_{exact(rule.high)}'" if masked else exact(rule.high)
     where = "algorithm.rollout_correction."
     return {f"{where}rollout_is": rule.level, f"{where}rollout_is_threshold": threshold,
             f"{ROLLOUT}calculate_log_probs": "True",

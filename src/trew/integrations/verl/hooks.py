@@ -28,7 +28,7 @@ from ...objective.metrics import QUANTILES
 from ...objective.objective import LossOutput
 from ...objective.ratio import NoRatio
 from ...objective.weight import PolicyGradient
-from .offered import AGGREGATES, KL_TYPES, bypasses, in_loss, verl_s_kl
+from .offered import AGGREGATES, KL_TYPES, bypasses, exact, in_loss, verl_s_kl
 from .settings import MIRROR, refuse_for_estimator, refuse_for_loss, setting
 
 _log = logging.getLogger(__name__)
@@ -160,7 +160,7 @@ class PolicyLoss:
             raise ConfigError(
                 f"{self.name}: has a KL to the reference (beta = {kl.beta:g}, {kl.estimator}) in its loss, which verl "
                 f"adds itself: got {shown}, loss_agg_mode={mode}; set actor_rollout_ref.actor.use_kl_loss=True, "
-                f".kl_loss_coef={kl.beta:g}, .kl_loss_type={KL_TYPES[kl.estimator][0]} and .loss_agg_mode={own}; "
+                f".kl_loss_coef={exact(kl.beta)}, .kl_loss_type={KL_TYPES[kl.estimator][0]} and .loss_agg_mode={own}; "
                 "or register the objective with beta = 0 under another name"
             )
 
@@ -233,7 +233,8 @@ class AdvantageEstimator:
                 f"{self.name}: has a KL to the reference (beta = {kl.beta:g}, {kl.estimator}) in its reward, which "
                 f"verl takes off: got use_kl_in_reward={got[0]}, kl_penalty={got[1]}, kl_ctrl.kl_coef={got[2]}, "
                 f"kl_ctrl.type={got[3]}; set algorithm.use_kl_in_reward=True, algorithm.kl_penalty="
-                f"{KL_TYPES[kl.estimator][0]}, algorithm.kl_ctrl.kl_coef={kl.beta:g}, algorithm.kl_ctrl.type=fixed; "
+                f"{KL_TYPES[kl.estimator][0]}, algorithm.kl_ctrl.kl_coef={exact(kl.beta)}, "
+                "algorithm.kl_ctrl.type=fixed; "
                 "or register the objective with beta = 0 under another name"
             )
 

@@ -202,17 +202,27 @@ def _is_plain(objective: Objective) -> bool:
     )
 
 
+def exact(number: float) -> str:
+    """A number for verl's command line: in six digits where that is the number itself, else in all of them.
+
+    >>> exact(0.04), exact(1.0), exact(0.123456789)
+    ('0.04', '1', '0.123456789')
+    """
+    short = f"{number:g}"
+    return short if float(short) == number else repr(number)
+
+
 def _settings(objective: Objective, *, loss: bool, advantage: bool) -> list[tuple[str, str]]:
     found = []
     if loss:
         found += _of_loss(objective)
     kl, rule = objective.reference, objective.advantage
     if loss and isinstance(rule, GAE):  # by verl's own estimator
-        found += [("algorithm.gamma", f"{rule.gamma:g}"), ("algorithm.lam", f"{rule.lam:g}")]
+        found += [("algorithm.gamma", exact(rule.gamma)), ("algorithm.lam", exact(rule.lam))]
         # verl's estimator reads token rewards, which have the KL in them.
         advantage = not _no_kl_in_reward(objective)
     if advantage and kl.active and kl.place != "loss":
-        found += [("algorithm.use_kl_in_reward", "True"), ("algorithm.kl_ctrl.kl_coef", f"{kl.beta:g}"),
+        found += [("algorithm.use_kl_in_reward", "True"), ("algorithm.kl_ctrl.kl_coef", exact(kl.beta)),
                   ("algorithm.kl_penalty", KL_TYPES[kl.estimator][0])]  # fmt: skip
     if (loss or advantage) and any(isinstance(k, (MixedGroups, UnevenGroups)) for k in objective.keep):
         found += [("algorithm.filter_groups.enable", "True"), ("algorithm.filter_groups.metric", "reward")]
@@ -231,5 +241,5 @@ def _of_loss(objective: Objective) -> Iterator[tuple[str, str]]:
         yield from BYPASS
     if kl := verl_s_kl(objective):
         yield f"{actor}use_kl_loss", "True"
-        yield f"{actor}kl_loss_coef", f"{kl.beta:g}"
+        yield f"{actor}kl_loss_coef", exact(kl.beta)
         yield f"{actor}kl_loss_type", KL_TYPES[kl.estimator][0]

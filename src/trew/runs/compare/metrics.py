@@ -173,8 +173,8 @@ def parse_metric(text: str) -> Metric:
         if value is None or not 0 < value <= 1:
             raise wrong
         return Reach(value)
-    # isdecimal alone accepts digits of other scripts; cut before int(), which may get thousands of digits.
-    if not number.isdecimal() or not number.isascii() or not 1 <= int(number[:9]) < 10**8:
+    # isdecimal alone accepts digits of other scripts; bounded before int(), which may get thousands of digits.
+    if not number.isdecimal() or not number.isascii() or len(number) > 9 or not 1 <= int(number) < 10**8:
         raise wrong
     return LastEvaluations(int(number)) if name == "last" else Column(name, int(number))
 

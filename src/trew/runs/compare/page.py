@@ -71,7 +71,7 @@ def render(result: ComparedRuns, *, created: str = "") -> str:
 
 
 def _redacted(group: RunGroup, hidden: tuple[str, ...]) -> RunGroup:
-    """The group with secrets masked in the names of its runs' metrics."""
+    """The group with secrets masked in the texts of its runs' rows."""
     members = tuple(
         dataclasses.replace(m, data=dataclasses.replace(m.data, rows=tuple(redact(r, hidden) for r in m.data.rows)))
         for m in group.members

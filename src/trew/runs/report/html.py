@@ -388,8 +388,9 @@ def _scores(run: RunData, visits: Visits, *, most: int = 3) -> tuple[Any, ...]:
     from markupsafe import Markup
 
     changes = visits.changes()
-    gains = [_changed(run.folder, change) for change in reversed(changes) if change.gain > 0][:most]
-    losses = [_changed(run.folder, change) for change in changes if change.gain < 0][:most]
+    # Cut before _changed, which reads two tables for each.
+    gains = [_changed(run.folder, change) for change in [c for c in reversed(changes) if c.gain > 0][:most]]
+    losses = [_changed(run.folder, change) for change in [c for c in changes if c.gain < 0][:most]]
     left_out = visits.total - len(visits.scores)
     read = f"{len(visits.scores)} of {visits.total} steps were read for this section." if left_out else ""
     strip = heat_strip(visits.scores, title="Scores of the completions of each step", standalone=False)
