@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import defaultdict
 from pathlib import Path
@@ -97,6 +98,38 @@ def test_completions_of_nothing_but_an_end_token_are_learned_from(model, tmp_pat
     assert set(pq.read_table(out / "rollouts" / "000001.parquet")["completion"].to_pylist()) == {""}
     assert all(row["completion_length"] == 1 and math.isfinite(row["loss"]) for row in found.values())
     assert found[3]["policy_version"] == 3
+
+
+ROOMS = """
+from pathlib import Path
+
+def room(row, seed):
+    tried = Path(__file__).with_name(row["prompt"])
+    if "shuts" in tried.name and tried.exists():
+        raise OSError("the door is shut")
+    tried.touch()  # before the run all openings are tried, and must work
+    reply = yield "go on"
+    return len(reply.text) % 2
+"""
+
+
+@pytest.mark.parametrize(
+    ("prompts", "compared"), [(["shuts", "open"], True), (["open", "shuts"], True), (["shuts", "also shuts"], False)]
+)
+@pytest.mark.parametrize("updates", [1, 2])
+def test_groups_that_failed_in_their_openings_are_not_compared_with_the_sampler(
+    prompts, compared, updates, model, tmp_path
+):
+    (tmp_path / "rooms.py").write_text(ROOMS)
+    for name, texts in {"rows": prompts, "held": ["held out"]}.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+    config = configured(
+        tmp_path, model, rewards=[], steps=2, rollout={"prompts": 2, "completions": 2}, eval={"every": 0, "size": 1},
+        environment={"name": f"{tmp_path}/rooms.py:room"}, learner={"inner_updates": updates},
+        data={"task": "prompts", "args": {}, "train": f"{tmp_path}/rows.jsonl", "eval": f"{tmp_path}/held.jsonl"},
+    )  # fmt: skip
+    trew.train(config, display=Silent())
+    assert [row["canary_gap"] is not None for row in rows(config).values()] == [compared] * 2
 
 
 def test_a_token_outside_the_vocabulary_ends_the_run(model, tmp_path, monkeypatch):

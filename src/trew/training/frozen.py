@@ -44,8 +44,8 @@ ROUNDING = 1e-4
 class SamplerGap:
     """How far the sampler's log-probs are from the policy's at the same weights.
 
-    ``differences`` (n,) are in nats, and empty if nothing could be compared: no rollout comes entirely from the
-    current weights, or (``cut``) the sampler's distribution was cut by top-p, top-k or min-p.
+    ``differences`` (n,) are in nats, and empty if nothing could be compared: no rollout with tokens comes entirely from
+    the current weights, or (``cut``) the sampler's distribution was cut by top-p, top-k or min-p.
     """
 
     differences: Tensor
@@ -153,11 +153,13 @@ def compare(
     ``old_logprobs`` depends on it. Raises EngineError if the mean is beyond rounding: the sampler then has other
     weights than the policy, and gradients from its log-probs would be wrong without any other symptom.
     """
-    own, fresh = batch.rollout_logprobs, _fresh(groups, policy.version)
-    if own is None or not any(fresh):
+    own = batch.rollout_logprobs
+    # Episodes that failed in their openings have no tokens: they count as fresh, but there is nothing to compare.
+    usable = [i for i, fresh in enumerate(_fresh(groups, policy.version)) if fresh and len(samples[i].token_ids)]
+    if own is None or not usable:
         return SamplerGap(torch.empty(0), cut=own is None)
     policy.verify(samples)  # before the cut samples below, which would otherwise decide the execution path
-    few, most = _chosen(samples, fresh, policy.version, whole=whole)
+    few, most = _chosen(samples, usable, policy.version, whole=whole)
     part = [samples[i].first(most) for i in few]
     try:
         computed = policy.logprobs(part).split([len(s.token_ids) for s in part])
@@ -205,13 +207,11 @@ def _mismatch(plan: Plan, gap: float, tokens: int, version: int, limit: float) -
 
 
 def _chosen(
-    samples: Sequence[TrainingSample], fresh: Sequence[bool], version: int, *, whole: bool
+    samples: Sequence[TrainingSample], usable: Sequence[int], version: int, *, whole: bool
 ) -> tuple[list[int], int | None]:
-    """The samples that the canary compares (only fresh ones with tokens), and the limit of tokens for each."""
+    """Those of the ``usable`` samples, at least one, that the canary compares, and the limit of tokens for each."""
     # One group per policy version in turn: over a run the canary visits them all, at the cost of one short forward.
-    usable = [i for i, sample in enumerate(samples) if fresh[i] and len(sample.token_ids)]
-    # Every group with a fresh rollout, whether or not it has tokens.
-    groups = sorted({samples[i].group for i, ok in enumerate(fresh) if ok})
+    groups = sorted({samples[i].group for i in usable})
     chosen, each, most = sorted({groups[0], groups[-1]}), 2, None
     if not whole:
         chosen, each, most = [groups[version % len(groups)]], 1, CANARY_TOKENS
