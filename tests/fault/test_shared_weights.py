@@ -22,7 +22,7 @@ from trew.rollout.vllm import buckets, handshake
 from trew.rollout.vllm import memory as ours
 from trew.rollout.vllm.client import ServerGone, ServerRefused
 from trew.rollout.vllm.endpoint import Endpoint
-from trew.weights import choose
+from trew.weights import choose, folders
 from trew.weights.memory import PublishedOnGpu, PublishedSegments
 from vllm_help import as_at_first, house
 
@@ -199,6 +199,29 @@ def test_segments_of_a_killed_process_are_removed_by_the_next(tmp_path, monkeypa
         process.wait()
     places.in_shared_memory(1).close()
     assert list(tmp_path.glob("trew-*")) == []
+
+
+def test_folders_of_running_jobs_stay_where_temporary_files_are_in_shared_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(places, "SHARED_MEMORY", tmp_path)
+    names = ["trew-ranks-abcd1234", "trew-rank-abcd1234", "trew-servers-abcd1234", "trew-vllm-abcd1234"]
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "pulse-0").touch()
+    # One that begins as those of weights do, but that nobody has ever locked.
+    (tmp_path / f"{places.PREFIX}mine").mkdir()
+    places.in_shared_memory(1).close()
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([*names, f"{places.PREFIX}mine"])
+    assert list((tmp_path / f"{places.PREFIX}mine").iterdir()) == [], "looking makes no lock"
+    assert [p.name for p in (tmp_path / "trew-ranks-abcd1234").iterdir()] == ["pulse-0"]
+
+
+@pytest.mark.parametrize("versions", [(1, 2, 3), (999_999, 1_000_000, 1_000_001)])
+def test_the_newest_version_stays_while_another_is_written(tmp_path, versions):
+    place = places.WeightFolder(tmp_path, shared=False)
+    for version in versions:
+        with folders.new_version(place, version, 8) as work:
+            (work / "00000").write_bytes(b"1" * 8)
+    assert {int(path.name) for path in tmp_path.iterdir()} == set(versions[-2:])
 
 
 # ---- who can read it

@@ -62,7 +62,8 @@ def new_version(place: WeightFolder, version: int, size: int) -> Iterator[Path]:
 
 
 def _remove_old(root: Path) -> None:
-    versions = sorted(path for path in root.iterdir() if path.name.isdecimal())
+    # By number: names of versions from 1,000,000 on are longer, and would be the oldest as text.
+    versions = sorted((path for path in root.iterdir() if path.name.isdecimal()), key=lambda path: int(path.name))
     # The version that is being written is one of KEPT.
     for path in versions[: -(KEPT - 1)]:
         shutil.rmtree(path, ignore_errors=True)

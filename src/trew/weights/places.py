@@ -13,7 +13,8 @@ from ..errors import StorageError
 from ..utils.memory import free_bytes
 
 SHARED_MEMORY = Path("/dev/shm")
-PREFIX = "trew-"
+PREFIX = "trew-weights-"
+"""Of these folders alone: where temporary files are in shared memory too, those of running jobs lie beside them."""
 MIB = 1 << 20
 VERSIONS = 3
 """Versions that must fit: two are kept while another is written."""
@@ -89,6 +90,9 @@ def _in_memory(memory: Path) -> WeightFolder:
 
 
 def _remove_abandoned(folder: Path) -> None:
+    # FileLock would make a missing one, and then hold it: what nobody has locked is not ours to remove.
+    if not (folder / "lock").is_file():
+        return
     with contextlib.suppress(OSError, Timeout):  # another user's, or in use
         lock = FileLock(folder / "lock", thread_local=False)
         # The system releases the lock of a process that dies: one that can be taken has no owner.
