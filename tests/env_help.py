@@ -7,6 +7,8 @@ import random
 import signal
 import time
 
+import numpy as np
+
 from trew.env import Reply, Say
 
 COUNTED = {"episodes": 0}  # of this module, which episodes must not share
@@ -32,6 +34,19 @@ def chance(row, seed):
     """Draws from the global generator."""
     reply = yield str(random.random())
     yield str(random.random()) + reply.text
+
+
+class Drawn:
+    """Draws from the global generators when it is made."""
+
+    def __init__(self):
+        self.drawn = random.random(), float(np.random.random())
+
+    def reset(self, row, seed):
+        return Say.of(str(self.drawn))
+
+    def step(self, reply: Reply):
+        return Say(done=True)
 
 
 def slow(row, seed, *, seconds=0.05, turns=3):

@@ -92,6 +92,17 @@ def test_a_class_plays_an_episode_and_is_closed(closing, tmp_path, monkeypatch):
     assert (tmp_path / "closed").read_text() == "6\n"
 
 
+def test_what_a_class_draws_when_it_is_made_depends_on_its_seed_alone(closing):
+    openings = []
+    for _ in range(2):  # hosts are processes of their own, whose generators begin anywhere
+        played = closing("Drawn")
+        for seed in (5, 5, 6):
+            played.begin({}, seed)
+        openings.append([said(answer) for answer in wait(played, 3)])
+    assert openings[0] == openings[1]
+    assert openings[0][0] == openings[0][1] != openings[0][2]
+
+
 def test_episodes_share_no_state_and_draw_by_their_seed(closing):
     played = closing("echo", size=2)
     for seed in range(6):

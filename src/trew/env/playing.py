@@ -34,8 +34,8 @@ def play(loaded: Loaded, channel: Channel) -> None:
             try:
                 # The first message is always begin: given is [row, seed].
                 if environment is None:
+                    _seed(given[1])  # first: a class may draw when it is made, too
                     environment = loaded.make()
-                    _seed(given[1])
                 answer = ["said", _answer(environment, what, given)]
             # Also what ends a process on purpose: an environment that exits fails its own episode with a traceback.
             except (Exception, SystemExit, KeyboardInterrupt) as error:
