@@ -159,10 +159,15 @@ def _keep_logs(logs: Path, run: Path) -> None:
         return
     for path in sorted(logs.glob("*/attempt_*/*/std*.log")):
         if path.stat().st_size:
-            attempt, rank = path.parent.parent.name.partition("_")[2], path.parent.name
+            attempt, rank = _attempt(path), path.parent.name
             with contextlib.suppress(OSError):
                 (run / "ranks").mkdir(exist_ok=True)
                 shutil.copy(path, run / "ranks" / f"{logs.parent.name}-start-{attempt}-rank-{rank}-{path.name}")
+
+
+def _attempt(log: Path) -> int:
+    """The number of the start whose log this is: torch keeps them as ID/attempt_N/RANK/NAME."""
+    return int(log.parent.parent.name.partition("_")[2])
 
 
 SAVE_S = 600
@@ -198,7 +203,8 @@ def _death(error: Any, logs: Path, config: Config) -> str:
         if failure.exitcode == -signal.SIGKILL:
             how += " (out of memory, or by hand)"
     text = f"rank {rank} on {os.uname().nodename}: {how}"
-    found = sorted(logs.glob(f"**/{failure.local_rank}/stderr.log"))
+    # By number: as text, attempt_9 would come behind attempt_10.
+    found = sorted(logs.glob(f"*/attempt_*/{failure.local_rank}/stderr.log"), key=_attempt)
     lines = found[-1].read_text(errors="replace").splitlines()[-LAST_LINES:] if found else []
     said = "".join(f"\n  {line}" for line in lines)
     restarts = config.cluster.restarts
