@@ -40,7 +40,8 @@ from trew.integrations.verl.offered import table
 
 ROOT = Path(__file__).parents[2]
 REFUSED = {
-    "[environment]": "environment: is not exported", "[[data]]": "data: got 2 data sets", "[critic]": "(ppo|vapo) cannot run",
+    "[environment]": "environment: is not exported", "[[data]]": "data: got 2 data sets",
+    "[critic]": "(ppo|vapo) cannot run",
     "[teacher]": "opd cannot run in verl", "[sft]": "data.task: demonstrations are not exported",
 }  # fmt: skip
 """Tables of recipes that verl's command has no place for, and the message."""
