@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -175,6 +178,58 @@ def test_what_rank_0_prints_is_shown_once_over_several_starts(tmp_path, capsys):
     shown.copy()
     shown.copy()
     assert capsys.readouterr().out == "one\ntwo\nthree\n"
+
+
+def test_a_character_that_comes_in_two_parts_is_shown_whole(tmp_path, capsys):
+    board = Board.make(tmp_path / "r")
+    shown = ray_launch._Shown(board)
+    whole = "\u00fc \u2713 \U0001f600\n".encode()
+    for end in range(len(whole) + 1):
+        board.log(0, 0).write_bytes(whole[:end])
+        shown.copy()
+    # A start that died within a character does not spoil the next.
+    board.log(0, 0).write_bytes(whole + whole[:1])
+    shown.copy()
+    board.log(1, 0).write_bytes(b"next\n")
+    shown.copy()
+    assert capsys.readouterr().out == whole.decode() + "next\n"
+
+
+def test_every_node_is_asked_what_it_sees_also_where_two_share_a_host(tmp_path):
+    class Ray:
+        """What is used of the module ``ray``; a task runs where it was put, and node ``away`` sees another disk."""
+
+        util = SimpleNamespace(
+            scheduling_strategies=SimpleNamespace(NodeAffinitySchedulingStrategy=lambda node, soft: node)
+        )
+
+        def __init__(self, *ids: str) -> None:
+            self.ids = ids
+
+        def nodes(self) -> list[dict[str, object]]:
+            return [
+                {"NodeID": one, "NodeManagerHostname": "host", "Alive": True, "Resources": {"CPU": 2.0}}
+                for one in self.ids
+            ]
+
+        def remote(self, task: Callable[..., list[str]]) -> Any:
+            def options(*, num_cpus: int, scheduling_strategy: str) -> Any:
+                def call(folder: str, mark: str, here: str) -> Callable[[], list[str]]:
+                    return lambda: task(folder, mark, "/nowhere" if scheduling_strategy == "away" else here)
+
+                return SimpleNamespace(remote=call)
+
+            return SimpleNamespace(options=options)
+
+        def get(self, answer: Callable[[], list[str]], timeout: float) -> list[str]:
+            return answer()
+
+    board = Board.make(tmp_path / "r")
+    ray_launch._check_shared(Ray("one", "two"), board, config(learner=2))
+    for ids in (("away", "one"), ("one", "away"), ("away", "away")):
+        with pytest.raises(ConfigError) as error:
+            ray_launch._check_shared(Ray(*ids), board, config(learner=2))
+        assert error.value.problems == (f"node host does not see /nowhere: {ray_rank.NOT_SHARED}",)
 
 
 def test_logs_are_kept_in_the_run(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import os
 import sys
@@ -61,16 +62,22 @@ def _check_shared(module: Any, board: Board, config: Config) -> None:
     """Raises ConfigError where a node that may get a rank does not see the run folder, or this working directory."""
     kind = "GPU" if uses_gpus(config, nodes(module)) else "CPU"
     strategies = module.util.scheduling_strategies
-    # All nodes at once. num_cpus=0: one that is full must answer too; soft=False: no other may answer for it.
-    asked = {
-        node["NodeManagerHostname"]: module.remote(_sees)
-        .options(num_cpus=0, scheduling_strategy=strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False))
-        .remote(str(board.folder), board.mark, str(Path.cwd()))
+    # All nodes at once. num_cpus=0: one that is full must answer too; soft=False: no other may answer for it. Nodes in
+    # containers may share a host's name and yet not its folders.
+    asked = [
+        (
+            node["NodeManagerHostname"],
+            module.remote(_sees)
+            .options(
+                num_cpus=0, scheduling_strategy=strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            )
+            .remote(str(board.folder), board.mark, str(Path.cwd())),
+        )
         for node in module.nodes()
         if node["Alive"] and node["Resources"].get(kind)
-    }
+    ]
     problems = []
-    for name, answer in asked.items():
+    for name, answer in asked:
         try:
             missing = module.get(answer, timeout=120)
         except Exception as error:  # a node that is busy or just lost: the ranks that it gets look again
@@ -78,7 +85,7 @@ def _check_shared(module: Any, board: Board, config: Config) -> None:
             continue
         problems += [f"node {name} does not see {place}: {ray_rank.NOT_SHARED}" for place in missing]
     if problems:
-        raise ConfigError(problems)
+        raise ConfigError(list(dict.fromkeys(problems)))
 
 
 def _sees(board: str, mark: str, folder: str) -> list[str]:
@@ -216,6 +223,7 @@ class _Shown:
 
     def __init__(self, board: Board) -> None:
         self._board, self._start, self._at = board, 0, 0
+        self._decoder = _decoder()
 
     def copy(self) -> None:
         while True:
@@ -223,11 +231,17 @@ class _Shown:
                 log.seek(self._at)
                 text = log.read()
                 self._at += len(text)
-                sys.stdout.write(text.decode("utf-8", "replace"))
+                # What was read may end inside a character: the decoder keeps that for the next time.
+                sys.stdout.write(self._decoder.decode(text))
                 sys.stdout.flush()
             if not self._board.log(self._start + 1, 0).exists():
                 return
             self._start, self._at = self._start + 1, 0
+            self._decoder = _decoder()
+
+
+def _decoder() -> codecs.IncrementalDecoder:
+    return codecs.getincrementaldecoder("utf-8")("replace")
 
 
 def _rendezvous(torch: Any) -> Any:
