@@ -51,7 +51,7 @@ def encode(
         rollouts = encoder.pair(prompt) if PAIR in prompt.columns else encoder.encode(prompt)
         if over := [length(r) for r in rollouts if length(r) > most]:
             long.append(max(over))
-            # Answers of a pair have one prompt: either both keep some tokens of the answer, or none does.
+            # Never cut are pairs, whose answers could become equal: the configuration refuses truncate for them.
             rollouts = _fitted(rollouts, most, cut=settings.overlong == "truncate")
         if rollouts:
             rows.append(scored(prompt, rollouts))

@@ -39,7 +39,7 @@ class Team:
             self.orders.give("measure", rollouts=bare_rollouts(rollouts))
 
     def stepped(self) -> None:
-        """Reports that every rank has finished the update."""
+        """Notes that this rank has finished a step: the others are, or will be, waiting for an order."""
         if self.orders is not None:
             self.orders.updated()
 
