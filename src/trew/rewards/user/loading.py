@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import inspect
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -105,9 +106,16 @@ def sources_of(path: Path) -> dict[str, str]:
     """SHA-256 of a reward's file and of the modules that were imported from its folder, by path below that; not of
     installed packages, or of what is imported only when a function is called."""
     folder, found = path.parent.resolve(), {path.resolve()}
-    for name, module in [*sys.modules.items()]:
-        file = getattr(module, "__file__", None)
-        if file and name.partition(".")[0] != "trew":
+    files = [
+        file for name, module in [*sys.modules.items()]
+        if name.partition(".")[0] != "trew" and (file := getattr(module, "__file__", None))
+    ]  # fmt: skip
+    # Thousands of modules share some hundreds of folders: only a file in this one, or a link, is resolved by itself.
+    places = {place: os.path.realpath(place) for place in {os.path.dirname(file) for file in files}}
+    within = (str(folder), os.path.join(folder, ""))
+    for file in files:
+        place = places[os.path.dirname(file)]
+        if place == within[0] or place.startswith(within[1]) or os.path.islink(file):
             found.add(Path(file).resolve())
     own = [file for file in found if file.is_relative_to(folder) and "site-packages" not in file.parts]
     return {
