@@ -7,15 +7,15 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from jaxtyping import install_import_hook
 
+import shapes
 import tiers
 import unestimated
 from forks import Server
 
 os.environ.pop("HF_HUB_OFFLINE", None)  # tests of what is said offline set it themselves
 
-install_import_hook(("trew.objective", "trew.learner"), "beartype.beartype")
+shapes.install()
 
 try:  # the environments of TRL and verl do without hypothesis
     import hypothesis
