@@ -23,6 +23,7 @@ import tempfile
 import threading
 import time
 import warnings
+from multiprocessing import util as mp_util
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +188,7 @@ IMPORTED = (
     "trew.training.start", "trew.training.continuing", "trew.iterate", "trew.rewards.reward_checks",
     "trew.rewards.model.scorer", "pyarrow.parquet", "typeguard", "transformers.models.llama.modeling_llama",
     "transformers.models.auto.tokenization_auto", "transformers.convert_slow_tokenizer", "trew.learner.sharded_runner",
-    "peft", "bitsandbytes", "trew.cli.chat", "trew.cli.talk",
+    "peft", "bitsandbytes", "trew.cli.chat", "trew.cli.talk", "trew.estimate.times",
 )  # fmt: skip
 
 
@@ -197,6 +198,7 @@ def serve() -> None:
     with contextlib.suppress(ImportError):  # an installation without backends
         importlib.import_module("trew.backends.cpu.backend")
     look_at_a_model()
+    make_room()
     if dynamo := sys.modules.get("torch._dynamo.utils"):  # logs how long this process compiled; a child without memory
         atexit.unregister(dynamo.dump_compile_times)  # fails at it, in sight
     gc.collect()
@@ -220,10 +222,43 @@ def look_at_a_model() -> None:
         assert loading.check(str(tiny.save(folder))) == []
 
 
+def make_room() -> None:
+    """What the kernels' arena does to the heap once in a process, before its first use."""
+    with contextlib.suppress(ImportError):
+        importlib.import_module("trew.backends.cpu.arena")._room_for_small()
+
+
+def fork_the_fork_server() -> None:
+    """A study's fork server is forked from here too, where it would import everything anew for five seconds."""
+    spawn = mp_util.spawnv_passfds
+
+    def forked(path: Any, args: Any, passed: Any) -> int:
+        if "multiprocessing.forkserver" not in str(args[-1]):
+            return spawn(path, args, passed)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if pid := os.fork():
+            return pid
+        try:  # as after an exec: no other descriptors, no handlers
+            for fd in {int(name) for name in os.listdir("/proc/self/fd")} - {0, 1, 2, *passed}:
+                with contextlib.suppress(OSError):
+                    os.close(fd)
+            for signum in signal.valid_signals():
+                if callable(signal.getsignal(signum)):
+                    signal.signal(signum, signal.SIG_DFL)
+            exec(args[-1], {})  # noqa: S102 (what the interpreter would have been given)
+        finally:
+            os._exit(0)
+
+    mp_util.spawnv_passfds = forked
+
+
 def child(
     args: list[str], cwd: str, folder: str, hold: str, env: dict[str, str], terminal: str, stdin: str, estimated: bool
 ) -> None:
     os.setsid()
+    if "TREW_REAL_FORK_SERVER" not in env:
+        fork_the_fork_server()
     if not estimated:
         unestimated.leave_out()
     place = Path(folder)
