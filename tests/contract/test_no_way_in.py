@@ -88,10 +88,12 @@ def test_the_gate_sees(source):
     assert dangers(source)
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT / "src" / "trew")))
-def test_no_way_in_by_our_own_code(path):
-    name = str(path.relative_to(ROOT / "src" / "trew"))
-    assert [found for found in dangers(path.read_text()) if name not in MAY.get(found, ())] == []
+def test_no_way_in_by_our_own_code():
+    found = {str(path.relative_to(ROOT / "src" / "trew")): dangers(path.read_text()) for path in SOURCES}
+    refused = [
+        (name, danger) for name, dangerous in found.items() for danger in dangerous if name not in MAY.get(danger, ())
+    ]
+    assert refused == []
 
 
 def test_every_loader_of_transformers_is_told_not_to_run_code():
