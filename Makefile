@@ -80,7 +80,7 @@ test-nightly: $(VENV)/.installed-dev
 
 # Every boundary that this machine has, as root and as another user; those that it lacks are skipped by name.
 test-sandbox: $(VENV)/.installed-dev
-	TREW_BOUNDARIES=all $(PYTEST) -n 2 -rs tests/fault/test_sandbox_attacks.py tests/fault/test_sandbox_pool.py \
+	TREW_TESTS=nightly TREW_BOUNDARIES=all $(PYTEST) -n 2 -rs tests/fault/test_sandbox_attacks.py tests/fault/test_sandbox_pool.py \
 	  tests/fault/test_sandbox_users.py tests/unit/test_rewards_code.py
 
 # The plain paths alone: a copy without src/trew/backends, and every test that is not about them.

@@ -28,12 +28,16 @@ def tier() -> str:
 def some(names: Iterable[Any], always: Collection[str], *, name: Any = str) -> list[Any]:
     """Cases for parametrize: those in ``always`` run in every tier, the others in the nightly one.
 
-    A name in ``always`` that is no case is a mistake here.
+    A tuple has the values of several arguments. A name in ``always`` that is no case is a mistake here.
     """
     cases = list(names)
     unknown = set(always) - {name(case) for case in cases}
     assert not unknown, f"no such cases: {sorted(unknown)}"
-    return [case if name(case) in always else pytest.param(case, marks=pytest.mark.nightly) for case in cases]
+    return [
+        case if name(case) in always
+        else pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.nightly)
+        for case in cases
+    ]  # fmt: skip
 
 
 def thinned(*axes: Iterable[Any], keep: int) -> list[Any]:

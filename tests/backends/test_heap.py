@@ -56,6 +56,7 @@ print((peak() - before) // 1024)
 """
 
 
+@pytest.mark.nightly  # of speed alone; two new processes each
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
 def test_what_was_freed_grows_together_again():
     run = subprocess.run([sys.executable, "-c", APART], capture_output=True, text=True, check=True)
@@ -78,6 +79,7 @@ print(sum(first <= c.malloc(size) <= last for size in small + 25 * [500, 1000, 3
 """
 
 
+@pytest.mark.nightly  # of speed alone; two new processes each
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
 def test_small_objects_do_not_come_to_lie_where_large_blocks_were():
     def inside(how):

@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
+import tiers
 import tiny
 from trew.backends.cpu.backend import CpuBackend
 from trew.backends.cpu.decoder import CompiledDecoder
@@ -77,9 +78,9 @@ def same(one, other):
             np.testing.assert_allclose(a.policy_logprobs, b.policy_logprobs, atol=1e-4)
 
 
-@pytest.mark.parametrize("batch", [128, 3])
-@pytest.mark.parametrize("decoder", DECODERS)
-@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen3"])
+@pytest.mark.parametrize(
+    ("kind", "decoder", "batch"), tiers.thinned(["llama", "mistral", "qwen3"], DECODERS, [128, 3], keep=3)
+)
 def test_turns_that_go_on_equal_turns_that_are_computed_again(kind, decoder, batch, monkeypatch):
     resumed = []
     monkeypatch.setattr(DECODERS[decoder], "resume", counted(DECODERS[decoder].resume, resumed))

@@ -104,7 +104,7 @@ def test_each_prompt_is_computed_once(monkeypatch):
     assert sorted(map(len, computed[1:])) == sorted(len(g.rollouts[0].prompt_ids) for g in found)  # [0]: the probe
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "gemma3"])
+@pytest.mark.parametrize("kind", tiers.some(["llama", "qwen2", "gemma3"], ["qwen2"]))
 def test_adapters_decode_as_they_are_now(kind):
     pytest.importorskip("peft")
     m = tiny.model(kind)
@@ -226,7 +226,7 @@ def test_buffers_and_graphs_serve_later_calls_with_new_weights():
     assert before[0].rollouts[0].token_ids.tolist() != after[0].rollouts[0].token_ids.tolist()
 
 
-@pytest.mark.parametrize("change", ["longer", "more", "replaced"])
+@pytest.mark.parametrize("change", tiers.some(["longer", "more", "replaced"], ["more", "replaced"]))
 def test_buffers_are_made_anew_where_they_do_not_fit(change):
     m = tiny.model()
     e = engine(m, graphs=lambda device: Graphs(Traced()))

@@ -11,6 +11,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import tiers
 import tiny
 from static_help import KINDS, SAMPLING, Traced, engine, generated, held, parts_of, same, static_of
 from trew.backends.cuda_graphs.graphs import Graphs
@@ -33,8 +34,7 @@ class Strict(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("kind", "dtype"), tiers.thinned(KINDS, [torch.float32, torch.bfloat16], keep=2))
 def test_a_step_is_the_same_operations_whatever_is_in_the_buffers(kind, dtype):
     """Recorded on some rows, replayed on others: all that a step depends on is in its buffers."""
     m = tiny.model(kind)
@@ -96,11 +96,15 @@ def test_a_draw_is_the_same_operations_whatever_is_in_the_buffers(temperature):
     assert bool(drawn.entropies[0] > 0)
 
 
-@pytest.mark.parametrize(
-    "cut", [{"temperature": 0.0}, {"temperature": 0.7}, {"top_p": 0.8}, {"top_k": 5, "min_p": 0.01}]
-)
-def test_all_ways_of_sampling(cut):
-    m = tiny.model()
+CUTS = {
+    "greedy": {"temperature": 0.0}, "colder": {"temperature": 0.7}, "top-p": {"top_p": 0.8},
+    "top-k and min-p": {"top_k": 5, "min_p": 0.01},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", tiers.some(CUTS, ("colder", "top-k and min-p")))
+def test_all_ways_of_sampling(name):
+    cut, m = CUTS[name], tiny.model()
     recorder = Traced()
     e = engine(m, batch=5, graphs=lambda device: Graphs(recorder))
     for sampling in (SAMPLING, Sampling(max_tokens=20, seed=1, **cut)):  # one after the other in the same buffers

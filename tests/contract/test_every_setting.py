@@ -248,19 +248,19 @@ def test_every_key_has_a_case_and_nothing_else_has():
         assert key.rpartition(".")[2] in (Path(__file__).parents[2] / file).read_text(), key
 
 
-DEAR = {
-    "critic.model", "critic.clip",
-    "track.regrade_every", "checkpoint.keep", "lora.rank", "learner.optimizer", "eval.every", "checkpoint.best",
-    "learner.reference_mix", "rewards.gate", "rewards.calls", "rewards.verify_with", "lora.alpha",
-    "rewards.on_failure", "eval.samples", "eval.size", "lora.targets", "data.task", "rollout.refills",
-    "checkpoint.every", "rewards", "learner.share_prompts", "learner.compile", "rewards.sets",
-    "environment.workers", "environment.observation_tokens", "environment.on_failure", "environment.episodes",
-    "environment.args",
+ALWAYS = {
+    "tokenizer", "device", "kernels", "seed", "steps", "out", "data.args", "data.eval", "data.max_prompt_tokens",
+    "data.prompt_column", "data.shuffle", "data.weight", "rewards.name", "rewards.weight", "rollout.completions",
+    "rollout.max_tokens", "rollout.temperature", "rollout.stop", "rollout.overlap", "objective.preset", "learner.lr",
+    "learner.inner_updates", "learner.dtype", "learner.microbatch_tokens", "learner.gradient_checkpointing",
+    "learner.liger", "lora.dropout", "cluster.learner", "teacher.dtype", "critic.warmup_steps", "eval.correct_at",
+    "eval.temperature", "eval.max_tokens", "stop.signals", "track.to", "track.samples_every",
 }  # fmt: skip
-"""Cases that take the longest, which run in the nightly tests. Each key is also tested where it is read."""
+"""Some of each way in which an effect is seen; the others run in the nightly tests. Each key is also tested where it is
+read."""
 
 
-@pytest.mark.parametrize("key", tiers.some(CASES, CASES.keys() - DEAR))
+@pytest.mark.parametrize("key", tiers.some(CASES, ALWAYS))
 def test_a_key_does_something(key, runs):
     case = CASES[key]
     whole = {"objective.args": "objective.eps_high", "data.name": "data", "data.weight": "data"}

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import tiers
 import trew
 from run_help import configured, rows, save_models
 from trew.config import Config
@@ -24,8 +25,12 @@ def models(tmp_path_factory) -> dict[str, Path]:
     return {"native": made["native"], "forward": made["fused"]}
 
 
-@pytest.mark.parametrize("path", ["native", "forward"])
-@pytest.mark.parametrize("learner", [{}, {"minibatch_prompts": 2, "inner_updates": 2}, {"dtype": "bfloat16"}])
+@pytest.mark.parametrize(
+    ("path", "learner"),
+    tiers.thinned(
+        ["native", "forward"], [{}, {"minibatch_prompts": 2, "inner_updates": 2}, {"dtype": "bfloat16"}], keep=2
+    ),
+)
 def test_a_sampler_with_the_learners_weights_agrees_with_it(path, learner, models, tmp_path):
     config = configured(tmp_path, models[path], learner=learner)
     trew.train(config, display=Silent())
@@ -34,7 +39,7 @@ def test_a_sampler_with_the_learners_weights_agrees_with_it(path, learner, model
     assert all(row["staleness"] == 0 for row in rows(config).values())
 
 
-@pytest.mark.parametrize("temperature", [0.7, 1.0])
+@pytest.mark.parametrize("temperature", tiers.some([0.7, 1.0], ["0.7"]))
 def test_at_another_temperature_too_but_not_where_the_distribution_was_cut(temperature, models, tmp_path):
     for name, settings in {"whole": {}, "cut": {"top_p": 0.9}}.items():
         (tmp_path / name).mkdir()

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import learner_help
+import tiers
 from fake_vllm import FakeVllm
 from ranks_work import Moves
 from trew.errors import EngineError
@@ -189,7 +190,10 @@ def test_a_server_that_does_not_fall_asleep_is_ended_before_the_learner_comes(tu
     turns.step()
 
 
-@pytest.mark.parametrize("route", ["/wake_up", "/start_weight_update", "/finish_weight_update", "/resume"])
+ROUTES = ("/wake_up", "/start_weight_update", "/finish_weight_update", "/resume")
+
+
+@pytest.mark.parametrize("route", tiers.some(ROUTES, ("/wake_up", "/finish_weight_update")))
 def test_a_server_that_fails_while_it_wakes_up_is_restarted_and_sleeps_again_in_time(turns, route):
     """Half awake, it would take no order to sleep, and keep the memory that the learner needs."""
     turns.source.next(1)

@@ -19,6 +19,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import tiers
 import trew
 from run_help import PATHS, Watching, configured, rows, save_models
 from trew.config import Config
@@ -122,8 +123,7 @@ def poison_loss(monkeypatch: pytest.MonkeyPatch, calls: set[int], value: float =
 POISONS = {"grad_norm": poison_gradient, "logprobs": poison_logprobs, "loss": poison_loss}
 
 
-@pytest.mark.parametrize("quantity", POISONS)
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("path", "quantity"), tiers.thinned(PATHS, POISONS, keep=3))
 def test_a_step_with_broken_numbers_is_left_out_and_shown(path, quantity, models, tmp_path, monkeypatch):
     config, display = configured(tmp_path, models[path], **PATHS[path]), Watching()
     POISONS[quantity](monkeypatch, {2})

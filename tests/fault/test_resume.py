@@ -43,7 +43,7 @@ def undisturbed(server, folder: Path, kind: str) -> Path:
     return whole
 
 
-@pytest.mark.parametrize("kind", tiers.some(KILLS, ("grpo", "all", "opd")))
+@pytest.mark.parametrize("kind", tiers.some(KILLS, ("all", "opd")))
 def test_killed_and_resumed_equals_never_killed(server, folder, kind):
     with crashing.served(folder, kind):
         whole, cut = undisturbed(server, folder, kind), folder / f"{kind}-cut"

@@ -94,8 +94,8 @@ def stopped(command: Command, signum: int) -> str:
     [
         (f"{GENERATE}:3", "SIGTERM", ()),
         (f"{LEARN}:2", "SIGINT", ()),
-        (f"{LEARN}:2", "SIGHUP", ()),
-        (f"{LEARN}:2", "SIGUSR1", ()),
+        pytest.param(f"{LEARN}:2", "SIGHUP", (), marks=pytest.mark.nightly),
+        pytest.param(f"{LEARN}:2", "SIGUSR1", (), marks=pytest.mark.nightly),
         (f"{LEARN}:2", "SIGUSR2", ("stop.signals=['SIGUSR2']",)),
     ],
 )

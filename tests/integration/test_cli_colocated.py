@@ -85,6 +85,7 @@ def test_servers_that_take_turns_change_nothing_but_the_order(server, written, a
     assert left_over(python) == []
 
 
+@pytest.mark.nightly  # fault/test_colocated.py wakes servers after failures, test_cli_servers.py resumes a killed run
 def test_a_run_that_was_killed_while_its_servers_slept_goes_on(server, written, apart, tmp_path, python):
     """kill -9 in the third step, which the learner was taking: the next run starts servers that are awake."""
     command = server.start(

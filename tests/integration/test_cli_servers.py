@@ -124,7 +124,7 @@ def test_a_server_that_cannot_take_a_stream_is_refused(fakes, model, tmp_path, c
     assert "has the weight transfer backend 'trew_files', needs 'trew_stream'; start it with" in said
 
 
-@pytest.mark.parametrize("preset", ["entropy-advantage", "remax"])
+@pytest.mark.parametrize("preset", tiers.some(["entropy-advantage", "remax"], ["remax"]))
 def test_objectives_get_what_servers_do_not_say(fakes, model, tmp_path, cli, preset):
     """Entropies from the learner, baselines from greedy answers of the current weights."""
     cli("train", recipe(tmp_path, model, servers=2, preset=preset))

@@ -87,7 +87,13 @@ def test_a_teacher_that_is_the_student_leaves_it_as_it_is(models, tmp_path):
     assert all(torch.equal(tensor, start[name]) for name, tensor in weights(config).items() if name in start)
 
 
-@pytest.mark.parametrize("more", [{}, {"lora": {"rank": 2}, "rollout": {"temperature": 0.7}}], ids=["all", "adapters"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param({}, id="all", marks=pytest.mark.nightly),
+        pytest.param({"lora": {"rank": 2}, "rollout": {"temperature": 0.7}}, id="adapters"),
+    ],
+)
 def test_the_teachers_log_probs_are_those_of_the_tokens(models, tmp_path, more):
     """In the tables, by the teacher's own forward pass in float64; and the advantage is the difference."""
     objective = {"preset": "grpo", "beta": 0.0, "distill": 0.25}

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+import tiers
 import tiny
 from fake_vllm import FakeVllm, serving
 from recipe_help import recipe, training_rows
@@ -53,7 +54,7 @@ def written(folder: Path, model: Path, **cluster: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("staleness", tiers.some([0, 1], ["1"]))
 def test_a_run_plays_its_episodes_on_servers(staleness, model, tmp_path, cli):
     fake = FakeVllm(model, token="secret")
     with serving(fake, tmp_path / "0.sock"):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import tiers
 import trew
 from run_help import Watching, configured, rows, save_models
 from trew.runs.report.html import render_report
@@ -64,7 +65,11 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES)
+ALWAYS = ("no_signal", "truncated", "unchanged", "ratio", "kl")
+"""The others repeat them with another rule; each rule is tested on rows in ``tests/contract/test_every_setting.py``."""
+
+
+@pytest.mark.parametrize("case", tiers.some(CASES, ALWAYS))
 def test_what_is_wrong_is_told_while_it_runs_and_in_everything_that_it_leaves(case, model, tmp_path):
     reward, settings, says = CASES[case]
     rule = case.partition(" ")[0]

@@ -86,7 +86,7 @@ SETTINGS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", tiers.some(SETTINGS, ["dropped groups", "baselines and older weights"]))
+@pytest.mark.parametrize("case", tiers.some(SETTINGS, ["dropped groups"]))
 def test_a_replay_is_the_run_to_the_bit(server, folder, case):
     name = case.replace(" ", "-")
     server.run("train", "r.toml", "--out", name, "--set", *SETTINGS[case], cwd=folder)

@@ -68,7 +68,13 @@ def test_each_step_learns_from_the_weights_of_two_steps_ago(server, folder, stal
     assert training_rows(stale)[3]["canary_gap"] is None, "nothing could be compared"
 
 
-@pytest.mark.parametrize("settings", [(), ("objective.preset=remax", "objective.correction=tis")])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param((), marks=pytest.mark.nightly, id="grpo"),
+        pytest.param(("objective.preset=remax", "objective.correction=tis"), id="remax"),
+    ],
+)
 def test_a_killed_run_goes_on_to_the_bit(server, folder, settings):
     """What was sampled ahead comes back from the checkpoint; baselines too."""
     whole, out = f"whole-{len(settings)}", f"killed-{len(settings)}"

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import env_help
+import tiers
 import tiny
 from trew.config import RewardConfig, parse
 from trew.env.hosts import Hosts
@@ -256,8 +257,7 @@ def _as_stopped(engine):
     return stopped
 
 
-@pytest.mark.parametrize("when", [0, 1])
-@pytest.mark.parametrize("kind", ["raise", "exit", "kill", "hang", "nothing"])
+@pytest.mark.parametrize(("kind", "when"), tiers.thinned(["raise", "exit", "kill", "hang", "nothing"], [0, 1], keep=2))
 def test_a_failure_costs_one_episode_of_the_group_and_never_counts_as_zero(env, kind, when, tmp_path):
     """One of eight fails: the statistics of its group are of the other seven."""
     hosts = env("once", kind=kind, when=when, marker=str(tmp_path / "marker"), timeout_s=1.0)
@@ -357,7 +357,7 @@ def real(hosts: Hosts, *, batch: int, kind: str = "llama") -> Episodes:
     return Episodes(engine, hosts, Bridges(renderer, most=64), limits=LIMITS, ends=renderer.stop_ids)
 
 
-@pytest.mark.parametrize("batch", [1, 4, 64])
+@pytest.mark.parametrize("batch", tiers.some([1, 4, 64], ["1", "4"]))
 def test_neither_speed_nor_order_of_environments_changes_anything(env, batch):
     """Answers that take random times give the rollouts of answers that come at once, bit for bit."""
     found = []
@@ -396,7 +396,7 @@ def kept(episodes: Episodes, monkeypatch) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma2", "gpt2"])
+@pytest.mark.parametrize("kind", tiers.some(["llama", "qwen3", "gemma2", "gpt2"], ["llama", "gemma2"]))
 def test_a_cache_that_is_kept_gives_the_tokens_of_one_that_is_computed_again(env, kind, monkeypatch):
     """And their log-probs are those of the model's own forward pass over the whole episode."""
     hosts = env("slow", seconds=0.0, turns=5, size=2)

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import mannwhitneyu
 
+import tiers
 import tiny
 from scorer_help import group, save_scorer
 from trew.errors import ConfigError, DataError, NumericsError, ResumeError
@@ -262,7 +263,7 @@ def test_training_learns_starts_at_chance_and_is_the_same_every_time(tmp_path):
     assert more["before"]["accuracy"]["mean"] == 1.0
 
 
-@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("wide", tiers.some([False, True], ["True"]))
 def test_a_training_that_was_stopped_continues_to_the_same_weights(tmp_path, monkeypatch, wide):
     write_task(tmp_path, wide=wide)
     settings = configured(tmp_path)

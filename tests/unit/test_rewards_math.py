@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import tiers
 from trew.errors import ConfigError
 from trew.rewards import KINDS, builtin, grade
 from trew.rewards.maths import algebra, compare, extract
@@ -246,12 +247,13 @@ def test_the_gold_may_stand_in_the_box_of_a_solution() -> None:
 def test_every_gold_of_math500_and_gsm8k_scores_1_against_itself_and_its_own_solution() -> None:
     rows = [json.loads(line) for line in (DATA / "math" / "math500.jsonl").read_text("utf-8").splitlines()]
     assert len(rows) == 500
-    for row in rows:
+    some = 1 if tiers.tier() == "nightly" else 4  # one row in so many
+    for row in rows[::some]:
         assert builtin.gold_problem("math", row, {}) == ""
         assert grade("math", row["solution"], row["answer"]).score == 1
         answer = read(normalise(row["answer"]))
         assert compare.same(answer, read(normalise(r"\left. " + row["answer"] + " "))) is True
-    for row in map(json.loads, (DATA / "gsm8k" / "test.jsonl").read_text("utf-8").splitlines()):
+    for row in map(json.loads, (DATA / "gsm8k" / "test.jsonl").read_text("utf-8").splitlines()[::some]):
         assert builtin.gold_problem("gsm8k", row, {}) == builtin.gold_problem("math", row, {}) == ""
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import tiers
 from rewards_help import functions_of, gone, group, pid_of, verdicts_of, write
 from trew.config import RewardConfig
 from trew.errors import ConfigError, RewardError
@@ -131,7 +132,10 @@ ENDING = """
 """
 
 
-@pytest.mark.parametrize("end", ENDS)
+ENDS_ALWAYS = ("os._exit(3)", "sys.exit(0)", "raise asyncio.CancelledError", "bytearray(10 ** 15)")
+
+
+@pytest.mark.parametrize("end", tiers.some(ENDS, ENDS_ALWAYS))
 def test_whatever_ends_a_function_is_its_failure(tmp_path: Path, end: str) -> None:
     rows = group("a", "bad", "ccc")
     rewards = functions_of(tmp_path, ENDING.format(end=end))
