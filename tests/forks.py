@@ -188,7 +188,8 @@ IMPORTED = (
     "trew.training.start", "trew.training.continuing", "trew.iterate", "trew.rewards.reward_checks",
     "trew.rewards.model.scorer", "pyarrow.parquet", "typeguard", "transformers.models.llama.modeling_llama",
     "transformers.models.auto.tokenization_auto", "transformers.convert_slow_tokenizer", "trew.learner.sharded_runner",
-    "peft", "bitsandbytes", "trew.cli.chat", "trew.cli.talk", "trew.estimate.times",
+    "peft", "bitsandbytes", "trew.cli.chat", "trew.cli.talk", "trew.estimate.times", "pyarrow.compute",
+    "rich._emoji_codes",
 )  # fmt: skip
 
 

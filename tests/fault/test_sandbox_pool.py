@@ -70,6 +70,7 @@ def gone(pids: list[int], seconds: float = 60.0) -> bool:
     return not living(pids)
 
 
+@pytest.mark.nightly  # runs in make test-sandbox
 def test_hundreds_of_runs_leave_no_process_no_descriptor_and_no_folder(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     together, many = KINDS["code_func"].grade_many, tiers.examples(16)
@@ -194,6 +195,7 @@ def test_nothing_outlives_a_process_that_is_killed():
     assert gone(pids)
 
 
+@pytest.mark.nightly  # runs in make test-sandbox
 def test_nothing_outlives_a_supervisor_that_is_killed():
     parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(SLEEPING)], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
@@ -256,7 +258,7 @@ LEAKS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", LEAKS)
+@pytest.mark.parametrize("what", tiers.some(LEAKS, ("processes",)))
 def test_the_self_test_notices_every_leak(what, monkeypatch):
     """Each of its programs is changed into one that reports success, as it would behind a boundary with that hole."""
     old, new = LEAKS[what]

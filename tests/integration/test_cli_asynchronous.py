@@ -220,6 +220,7 @@ def test_what_cannot_be_asynchronous_is_refused(changes, message, model, tmp_pat
     assert message in out
 
 
+@pytest.mark.nightly  # as in test_replay.py, of rollouts of several versions
 def test_a_replay_is_the_run_to_the_bit_in_one_process(fakes, model, tmp_path, cli):
     """Whatever versions sampled its tokens; two replays are equal in every byte but for times."""
     cli("train", written(tmp_path, model))

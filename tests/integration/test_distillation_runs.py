@@ -125,6 +125,7 @@ class Killed(Exception):
     pass
 
 
+@pytest.mark.nightly  # as in test_every_objective_trains.py, with a teacher
 def test_a_killed_run_continues_to_the_bit(models, tmp_path, monkeypatch):
     settings = {"checkpoint": {"every": 1}, "learner": {"inner_updates": 2}, "teacher": {"dtype": "bfloat16"}}
     whole = configured(models, tmp_path / "whole", "other", **settings)

@@ -74,6 +74,7 @@ def test_ranks_on_a_server_are_one_process_on_a_server(server, fake, model, tmp_
     torch.testing.assert_close(final_weights(ranks), final_weights(alone), rtol=0, atol=1e-5)
 
 
+@pytest.mark.nightly  # as in test_ranks_cli.py, with completions of a server
 def test_a_rank_that_is_killed_costs_nothing(server, fake, model, tmp_path):
     path = recipe(tmp_path, model)
     finish(start(server, path, "--out", "whole"))

@@ -105,6 +105,7 @@ def _check_the_episodes_part(preset: str, judged: list[dict[str, Any]]) -> None:
             assert row["advantages"][where] == pytest.approx([z] * (where.stop - where.start), abs=1e-5)
 
 
+@pytest.mark.nightly  # as in test_replay.py, with credit for turns
 def test_a_replay_gives_the_same_credit(model, tmp_path, monkeypatch):
     first = run(tmp_path, model, "gigpo")
     how = {"prompts": 2, "completions": 4, "max_tokens": 24, "stop": STOPS, "replay": first.out}

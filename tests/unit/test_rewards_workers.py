@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import tiers
 from trew.rewards.isolation.tasks import TaskLimits, TaskOutcome, TaskPool
 
 TASK = """
@@ -264,7 +265,9 @@ if how == "interrupt":
 """
 
 
-@pytest.mark.parametrize("how", ["exit", "kill", "spinning", "fork", "interrupt"])
+@pytest.mark.parametrize(
+    "how", tiers.some(["exit", "kill", "spinning", "fork", "interrupt"], ["kill", "spinning", "interrupt"])
+)
 def test_workers_end_with_their_parent_however_it_ends(task: Path, tmp_path: Path, how: str) -> None:
     script = tmp_path / "parent.py"
     script.write_text(textwrap.dedent(PARENT))

@@ -315,9 +315,9 @@ def _fitting(
     """The episodes of an environment, the prompts for training and evaluation that are short enough, notes on the
     others, and the length of the longest. Raises ConfigError if too few are left, or if a prompt leaves no room for a
     completion."""
-    problems = Problems()
+    problems, count = Problems(), _counting(renderer)
     # What is rendered of a row is its environment's affair.
-    fitted = (data.train, data.eval, []) if config.plays else problems.attempt(lambda: _fit(config, data, renderer))
+    fitted = (data.train, data.eval, []) if config.plays else problems.attempt(lambda: _fit(config, data, count))
     if fitted is None:
         raise ConfigError(problems)
     train, eval_, notes = fitted
@@ -330,7 +330,7 @@ def _fitting(
         played = problems.attempt(lambda: episodes.prepare(config, tried, renderer, positions=limit))
         longest = played.opening if played else 0
     else:
-        longest = max((len(renderer.encode(p)) for p in [*train, *eval_]), default=0)
+        longest = max(map(count, [*train, *eval_]), default=0)
         problems += length_problems(_most_tokens(config), longest=longest, limit=limit)
     problems += problems.attempt(lambda: _target_problems(config)) or []
     if problems:
@@ -381,11 +381,23 @@ def correct_of(config: Config, rewards: RewardSet) -> Correct:
     return correct_by(*names, at=config.eval.correct_at)
 
 
-def _fit(config: Config, data: Dataset, renderer: Renderer) -> tuple[list[Prompt], list[Prompt], list[str]]:
+def _counting(renderer: Renderer) -> Callable[[Prompt], int]:
+    """Counts a prompt's tokens; asked again, it remembers them, as a large data set takes seconds."""
+    known: dict[int, tuple[Prompt, int]] = {}
+
+    def count(prompt: Prompt) -> int:
+        if id(prompt) not in known:
+            known[id(prompt)] = prompt, len(renderer.encode(prompt))  # kept: no other prompt gets its id
+        return known[id(prompt)][1]
+
+    return count
+
+
+def _fit(config: Config, data: Dataset, count: Callable[[Prompt], int]) -> tuple[list[Prompt], list[Prompt], list[str]]:
     """The prompts for training and evaluation that fit ``data.max_prompt_tokens``, after ``data.overlong``."""
     out, notes = [], []
     for name, prompts in (("training", data.train), ("evaluation", data.eval)):
-        short, found = fitting(config, prompts, count=lambda p: len(renderer.encode(p)), what=name)
+        short, found = fitting(config, prompts, count=count, what=name)
         out.append(short)
         notes += found
     return out[0], out[1], notes
