@@ -41,8 +41,10 @@ def _decorator(target: Any = None, *, typechecker: Any = None) -> Any:
 
 
 def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
+    texts = dict(function.__annotations__)
     checked = beartype(function)
-    if not any(shape in str(text) for text in function.__annotations__.values() for shape in _SHAPED):
+    function.__annotations__ = checked.__annotations__ = texts  # beartype has put in the types that they name
+    if not any(shape in str(text) for text in texts.values() for shape in _SHAPED):
         return checked
 
     @functools.wraps(function)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from trew.data import apply_overlong, truncate_left
 from trew.errors import DataError
+from trew.training import planning
 from trew.types import Prompt
 
 
@@ -21,6 +24,15 @@ def text(n: int) -> Prompt:
 
 
 PROMPTS = [text(3), text(12), text(8), text(20)]
+
+
+def test_a_plan_counts_the_tokens_of_a_prompt_once():
+    asked: list[str] = []
+    renderer = SimpleNamespace(encode=lambda prompt: asked.append(prompt.uid) or prompt.text.split())
+    count = planning._counting(renderer)  # type: ignore[arg-type]
+    assert [count(prompt) for _ in range(2) for prompt in PROMPTS] == [3, 12, 8, 20] * 2
+    assert asked == ["t3", "t12", "t8", "t20"]
+    assert [count(text(n)) for n in range(1, 50)] == [*range(1, 50)], "a new prompt is another one"
 
 
 def test_short_prompts_pass_any_policy_unchanged() -> None:

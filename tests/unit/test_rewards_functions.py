@@ -12,6 +12,7 @@ from rewards_help import group, write
 from trew.config import RewardConfig
 from trew.errors import ConfigError, RewardError
 from trew.rewards import RewardSet
+from trew.rewards.user.functions import UserFunction
 from trew.rewards.user.session import Session
 from trew.types import Group
 
@@ -306,6 +307,35 @@ def test_a_file_imports_its_neighbours(tmp_path: Path) -> None:
     before = list(sys.path)
     assert values(loaded(tmp_path, source), group("a")) == [9.0]
     assert sys.path == before
+
+
+def test_its_sources_are_the_modules_from_its_folder_wherever_links_lead(tmp_path: Path) -> None:
+    """Below it, through a link to it, and in it by a link from elsewhere; not a module from another folder."""
+    home, outside = tmp_path / "home", tmp_path / "outside"
+    (home / "below").mkdir(parents=True)
+    outside.mkdir()
+    (tmp_path / "link").symlink_to(home)
+    for file in (home / "below" / "deep.py", home / "hidden.py", outside / "stranger.py"):
+        file.write_text("VALUE = 1.0\n")
+    (outside / "linked_by_rewards.py").symlink_to(home / "hidden.py")
+    source = f"""
+        import sys
+        sys.path[:0] = [{str(outside)!r}]
+        import below.deep, linked_by_rewards, stranger
+        del sys.path[0]
+
+        def f(completions, **kwargs):
+            return [1.0] * len(completions)
+    """
+    write(home, source, name="rewards.py")
+    names = ("below", "below.deep", "linked_by_rewards", "stranger")
+    try:
+        [function] = Session().load([(f"{tmp_path / 'link' / 'rewards.py'}:f", {})])
+        assert isinstance(function, UserFunction)
+        assert set(function.sources) == {"rewards.py", "below/deep.py", "hidden.py"}
+    finally:
+        for name in names:
+            sys.modules.pop(name, None)
 
 
 def test_the_folder_of_the_file_hides_nothing_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 
 import pytest
 import torch
@@ -32,6 +33,7 @@ def test_shapes_of_arguments_results_and_fields():
     assert first(four, four, most=4).tolist() == [5.0] * 4  # N is another number in each call
     assert Pair(three, three).y is three
     assert Pair(three).y is None
+    assert all(isinstance(p.annotation, str) for p in inspect.signature(first).parameters.values()), "as written"
     for wrong in (
         lambda: first(three, four, most=3), lambda: first(three, three, most=2), lambda: first(three, three, most="3"),
         lambda: first(three, three[None], most=3), lambda: first(three.int(), three, most=3), lambda: Pair(three, four),
