@@ -185,7 +185,8 @@ def test_kill_9_then_resume_equals_never_killed(recipe, tmp_path, cli, server, u
 
 
 def test_resuming_another_run_is_refused_with_the_differences(recipe, tmp_path, cli):
-    cli("train", recipe, "--out", "a", "--set", "steps=1")
+    first = cli("train", recipe, "--out", "a", "--resume", "--set", "steps=1")
+    assert "a holds no run to continue: this one starts at step 1" in first
     out = cli("train", recipe, "--out", "a", "--resume", "--set", "learner.lr=1e-4", "steps=2", code=2)
     assert "learner.lr: the run was started with 0.001, now it is 0.0001" in out
     out = cli("train", recipe, "--out", "a", "--resume", "--set", "eval.temperature=1.0", code=2)

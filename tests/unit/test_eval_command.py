@@ -127,3 +127,14 @@ def test_a_run_without_final_weights_says_so(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("")
     with pytest.raises(ConfigError, match="no final weights yet"):
         command(str(tmp_path))
+
+
+def test_a_folder_of_runs_is_told_from_a_model(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        for file in ("config.toml", "metrics.jsonl"):
+            (tmp_path / "runs" / name / file).touch()
+    with pytest.raises(ConfigError, match=r"is a folder of runs, and no run; name one: .*runs/a, .*runs/b$"):
+        command(str(tmp_path / "runs"))
+    with pytest.raises(DataError, match=r"it contains runs: name them, such as .*runs/a$"):
+        report((tmp_path / "runs",))

@@ -71,6 +71,7 @@ def eval(
     if (run := run_of(Path(model))) is not None and recipe is None:
         model, recipe = str(run / "final"), run / "config.toml"
         _check_run(run)
+    _refuse_folder_of_runs(Path(model))
     config = _config(model, recipe, set)
     k = config.eval.samples if samples is None else samples
     if temperature is None and samples is not None:
@@ -113,6 +114,15 @@ def run_of(folder: Path) -> Path | None:
         if all((run / name).is_file() for name in ("config.toml", "metrics.jsonl")):
             return run
     return None
+
+
+def _refuse_folder_of_runs(folder: Path) -> None:
+    """Raises ConfigError for a folder that has runs in it, and is none itself."""
+    if (folder / "config.json").is_file() or not folder.is_dir():
+        return
+    if runs := sorted(str(inner) for inner in folder.iterdir() if run_of(inner) == inner):
+        some = ", ".join(runs[:5]) + (", ..." if len(runs) > 5 else "")
+        raise ConfigError(f"{folder}: is a folder of runs, and no run; name one: {some}")
 
 
 def _check_run(run: Path) -> None:

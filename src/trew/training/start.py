@@ -133,6 +133,8 @@ def lead(
                 watch.at_end(folder, display)
                 return summary
         else:
+            if resume:  # a mistyped name of a folder looks the same
+                display.line(f"note: {folder.folder} holds no run to continue: this one starts at step 1")
             folder.write_config(dumps(plan.config))
         run = _start(plan, folder, display, ending, orders, allow_changes=allow_changes, position=position)
         # Before the writer sees the error: it does not wait for the files of a rank that died.

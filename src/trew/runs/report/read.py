@@ -90,7 +90,9 @@ def load_run(folder: str | Path) -> RunData:
     if not folder.is_dir():
         raise DataError(f"{folder}: no such run folder; give the folder that `trew train` wrote (runs/…)")
     if not any(safe_files.exists(folder, name) for name in ("metrics.jsonl", "summary.json", "config.toml")):
-        raise DataError(f"{folder}: is not a run folder: it has no metrics.jsonl, summary.json or config.toml")
+        inner = next((path for path in sorted(folder.iterdir()) if (path / "config.toml").is_file()), None)
+        hint = f"; it contains runs: name them, such as {inner}" if inner else ""
+        raise DataError(f"{folder}: is not a run folder: it has no metrics.jsonl, summary.json or config.toml{hint}")
     notes: list[str] = []
     config_text = _read(folder, "config.toml", notes)
     metrics = _read(folder, "metrics.jsonl", notes, most=safe_files.METRICS_BYTES)
