@@ -68,7 +68,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "plain": {"objective": {"preset": "grpo", "beta": 0.01}, "kernels": "plain", "linear": "plain",
               "learner": {"microbatch_tokens": 60}},
     "opd": {"objective": {"preset": "opd", "distill": 0.5},
-            "teacher": {"endpoint": "unix:{folder}/teacher.sock", "wait_s": 5}},
+            "teacher": {"endpoint": "unix:{folder}/teacher.sock", "wait_s": 5},
+            "checkpoint": {"every": 1, "background": False}},
     "waits": {"objective": {"preset": "grpo"}, "checkpoint": {"every": 1, "background": False}},
 }  # fmt: skip
 
