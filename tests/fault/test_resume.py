@@ -21,8 +21,8 @@ from forks import wait_for
 
 KILLS = {
     "grpo": ["metrics row/torn:4", "rotation/before:1", "completions/after:2", "report/before:1"],
-    "dapo": ["reward/within:3", "learning/after:2", "manifest/before:1"],
-    "sets": ["reward/within:4", "learning/after:2", "manifest/before:1"],
+    "dapo": ["reward/within:3", "learning/after:2", "manifest/before:1", "learning/after:3"],
+    "sets": ["reward/within:4", "learning/after:2", "manifest/before:1", "learning/after:3"],
     "all": ["inner update/within:5", "inner update/before:14"],
     "lora-8bit": ["tensors/after:2"],
     "opd": ["meeting/after:1", "answer/before:17", "inner update/within:6", "teacher/after:2"],  # in steps 0, 2, 3, 4
@@ -46,13 +46,15 @@ def undisturbed(server, folder: Path, kind: str) -> Path:
 @pytest.mark.parametrize("kind", tiers.some(KILLS, ("all", "opd")))
 def test_killed_and_resumed_equals_never_killed(server, folder, kind):
     with crashing.served(folder, kind):
-        whole, cut = undisturbed(server, folder, kind), folder / f"{kind}-cut"
+        whole, cut, told = undisturbed(server, folder, kind), folder / f"{kind}-cut", ""
         recipe = crashing.recipe(folder, kind, steps=STEPS)
         for instant in KILLS[kind]:
             code, output = crashing.run(server, folder, recipe, "--out", cut, "--resume", instant=instant)
             assert code == -9, f"{instant} was not reached: {output}"
+            told += output
         code, output = crashing.run(server, folder, recipe, "--out", cut, "--resume")
         assert code == 0, output
+    assert re.search(r"continuing after step [1-9]", told + output), "every run began at its beginning again"
     assert differences(whole, cut) == []
 
 
