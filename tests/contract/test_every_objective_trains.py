@@ -124,7 +124,7 @@ def check(configured, name: str, objective: dict[str, Any]) -> list[dict]:
 
 
 PRESETS_ALWAYS = (
-    "dapo", "ppo", "remax", "kl-cov", "pass-at-k", *REFUSED,
+    "dapo", "ppo", "remax", "kl-cov", *REFUSED,
 )  # fmt: skip
 """One of each way that a preset meets the loop; the others train in the nightly tests."""
 OPTIONS_ALWAYS = ("kl in the reward", "tis and opsm")

@@ -132,6 +132,7 @@ def test_pairs_beside_demonstrations_are_refused(place):
         dpo(recipe(place, "refused") | {"data": sets})
 
 
+@pytest.mark.nightly  # as in test_sft_runs.py, on pairs
 def test_the_commands(place, capsys, monkeypatch):
     monkeypatch.chdir(place)
     Path("pairs.toml").write_text(

@@ -44,7 +44,7 @@ SLOW = """
 """
 
 
-@pytest.mark.parametrize("hang", HANGS)
+@pytest.mark.parametrize("hang", tiers.some(HANGS, HANGS.keys() - {"asleep"}))
 def test_a_function_that_hangs_costs_its_completions_alone(tmp_path: Path, hang: str, monkeypatch: Any) -> None:
     monkeypatch.setattr("trew.rewards.user.process.GRACE_SECONDS", 0.5)
     define = "async def" if "event" in hang else "def"
