@@ -50,12 +50,23 @@ def blocks(page: Path) -> list[Block]:
     found += [(m.start(), m[0]) for m in re.finditer(r"^ {4}(?:.*\n(?: {4}|\n(?= {4})(?: {4})?))*.*\n", plain, re.M)]
     made = []
     for start, body in sorted(found):
-        lines = [without_comment(line) for line in re.sub(r"\\\n\s*", " ", body).splitlines()]
+        lines = [without_comment(line) for line in first_turns(re.sub(r"\\\n\s*", " ", body)).splitlines()]
         lines = [line for line in lines if line.split()[:1] and line.split()[0] in STARTS]
         if lines:
             why = NOT_RUN.search(text[:start])
             made.append(Block(page, tuple(lines), why[1] if why else ""))
     return made
+
+
+def first_turns(text: str) -> str:
+    """Shell commands with the variables of their loops, ``for NAME in A B; do``, at their first values.
+
+    >>> first_turns("for seed in 1 2; do\\n  trew train r.toml --set seed=$seed\\ndone").splitlines()[1]
+    '  trew train r.toml --set seed=1'
+    """
+    for name, value in re.findall(r"^\s*for (\w+) in (\S+?)[ ;]", text, re.M):
+        text = re.sub(rf"\$(?:{name}\b|{{{name}}})", value, text)
+    return text
 
 
 def without_comment(line: str) -> str:

@@ -113,7 +113,7 @@ def test_a_process_that_makes_problems_and_is_killed_is_an_error(tmp_path, monke
 
     monkeypatch.setattr(puzzles.subprocess, "Popen", killed)
     task = puzzles.Puzzles(puzzle="chain_sum", size=5)
-    with pytest.raises(DataError, match="the process that generates problems ended"):
+    with pytest.raises(DataError, match="the process that generates problems was ended by signal 9 after 0 of them"):
         task.generate(eval_size=2, seed=0)
 
 

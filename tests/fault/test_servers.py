@@ -304,8 +304,9 @@ def test_what_a_killed_process_left_in_memory_is_removed(tmp_path, monkeypatch):
     memory = tmp_path / "memory"
     memory.mkdir()
     monkeypatch.setattr(places, "SHARED_MEMORY", memory)
-    left = memory / "trew-left"
+    left = memory / f"{places.PREFIX}left"
     (left / "weights").mkdir(parents=True)
+    (left / "lock").touch()  # nobody holds it
     one = places.place_for(tmp_path, size=1, local=True)
     two = places.place_for(tmp_path, size=1, local=True)
     assert not left.exists()
