@@ -17,6 +17,8 @@ from ..config import Config, RewardConfig, SftConfig, apply_overrides, limits, l
 from ..errors import ConfigError, Problems
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from ..eval import EvalResult
     from ..eval.evaluate import Correct
     from ..rewards import RewardSet
@@ -329,23 +331,31 @@ def measure(ready: Ready, display: Display) -> EvalResult:
 
 def show(display: Display, ready: Ready, result: EvalResult) -> None:
     """Prints the result as a table, and what was left out."""
-    from rich.table import Table
-
     c, k = ready.config, result.samples
     how = "greedy" if c.eval.temperature == 0 else f"temperature {c.eval.temperature:g}, seed {c.seed}"
     display.line(
         f"\n{c.model} on {c.environment.name or c.task}: {result.n} prompts, {k} completion{'s' * (k > 1)} each, {how}"
     )
+    display.console.print(_table(result))
+    if result.omission:
+        display.warn(result.omission)
+    if c.environment.name and any(r.status == "failed" for g in result.groups for r in g.group.rollouts):
+        display.line(f"note: try the environment by itself: trew env {c.environment.name} --check")
+    if result.truncated_share > 0.1:
+        display.line("note: many completions were truncated; --max-tokens raises the limit")
+
+
+def _table(result: EvalResult) -> Table:
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False, padding=(0, 3))
     for heading in ("", "value", "95 % interval"):
         table.add_column(heading, justify="left" if heading == "" else "right")
     # ---- accuracy, of all prompts and then of each data set
-    names = {"accuracy" if k == 1 else f"avg@{k}": result.accuracy}
+    names = {"accuracy" if result.samples == 1 else f"avg@{result.samples}": result.accuracy}
     names |= {f"pass@{i}": interval for i, interval in result.pass_at_intervals.items() if i > 1}
+    names |= {f"  {name} ({own.n} prompts)": own.accuracy for name, own in result.sets.items()}
     for name, interval in names.items():
-        table.add_row(name, f"{interval.mean:.3f}", f"{interval.low:.3f} to {interval.high:.3f}")
-    names_of_sets = {f"  {name} ({own.n} prompts)": own.accuracy for name, own in result.sets.items()}
-    for name, interval in names_of_sets.items():
         table.add_row(name, f"{interval.mean:.3f}", f"{interval.low:.3f} to {interval.high:.3f}")
     # ---- what explains it
     for name, value in result.rewards.items():
@@ -353,13 +363,7 @@ def show(display: Display, ready: Ready, result: EvalResult) -> None:
     table.add_row("length (tokens)", f"{result.mean_length:.1f}", "")
     table.add_row("cut off at the limit", f"{result.truncated_share:.1%}", "")
     table.add_row("tokens per second", f"{result.tokens_per_second:.0f}", "")
-    display.console.print(table)
-    if result.omission:
-        display.warn(result.omission)
-    if c.environment.name and any(r.status == "failed" for g in result.groups for r in g.group.rollouts):
-        display.line(f"note: try the environment by itself: trew env {c.environment.name} --check")
-    if result.truncated_share > 0.1:
-        display.line("note: many completions were truncated; --max-tokens raises the limit")
+    return table
 
 
 def _write(ready: Ready, result: EvalResult, *, json: Path | None, completions: Path | None, display: Display) -> None:

@@ -223,7 +223,7 @@ def _unpacked_rows(path: Path, parquet: pq.ParquetFile) -> list[dict[str, Any]]:
             f"{path}: has {about.num_rows:,} rows, accepts at most {limits.FILE_ROWS:,}; split it into several files"
         )
     rows: list[dict[str, Any]] = []
-    decoded, most = 0, limits.FILE_BYTES // max(1, 1, *groups)
+    decoded, most = 0, limits.FILE_BYTES // max([1, *groups])  # a file may have no row groups
     for batch in parquet.iter_batches(batch_size=max(1, min(most, _BATCH_ROWS))):
         decoded += batch.nbytes
         if decoded > limits.FILE_BYTES:
