@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import itertools
+import json
 import re
 import runpy
 import subprocess
@@ -18,11 +19,11 @@ import trl.rewards
 import trl_help
 from peer_compare import TOLERANCE, WRONG, apart, noise
 from transformers import TrainingArguments
-from trl import GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer
 
 import tiny
 import trew
-from trew.config import Config, DataConfig
+from trew.config import Config, DataConfig, load
 from trew.integrations.trl import doctor, hooks, refusals
 from trew.objective.options import Options
 from trew.objective.presets import PRESETS
@@ -30,6 +31,10 @@ from trew.objective.presets import PRESETS
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "trl.md"
 EXAMPLE, WEIGHT = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.M | re.S)
+
+
+REWARD, SCRIPT = re.findall(r"^```python\n(.*?)^```", (DOCS / "from-trl-verl.md").read_text(), re.M | re.S)
+RECIPE = re.findall(r"^```toml\n(.*?)^```", (DOCS / "from-trl-verl.md").read_text(), re.M | re.S)[0]
 
 
 def executed(code: str, folder: Path) -> dict[str, Any]:
@@ -45,6 +50,44 @@ def test_the_example_runs_as_it_stands(tmp_path, monkeypatch):
     assert trainer.state.global_step == 10
     assert len(trainer.state.log_history) == 11  # each step, and the end
     assert {"rewards/arithmetic/mean", "trew/ratio"} <= set(trainer.state.log_history[0])
+
+
+def test_the_script_and_its_recipe_train_alike(tmp_path, monkeypatch):
+    tiny.save(tmp_path / "model", pad=True)
+    (tmp_path / "my_rewards.py").write_text(REWARD)
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    rows = [{"prompt": f"{a} + {b} = ", "answer": str(a + b)} for a in range(9) for b in range(9)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    trainers = []
+
+    def two_steps(*given, max_steps, **keywords):  # without a GPU, TRL refuses its default of bf16
+        made = GRPOConfig(*given, max_steps=2, bf16=False, **keywords)
+        trainers.append((made, max_steps))
+        return made
+
+    monkeypatch.setattr("trl.GRPOConfig", two_steps)
+    executed(SCRIPT, tmp_path)
+    [(theirs, steps)] = trainers
+    ours = load(tmp_path / "recipe.toml")
+    assert theirs.generation_batch_size == ours.rollout.prompts * ours.rollout.completions
+    assert steps * theirs.gradient_accumulation_steps == ours.steps * theirs.steps_per_generation
+    updated = theirs.per_device_train_batch_size * theirs.gradient_accumulation_steps
+    assert updated == ours.learner.minibatch_prompts * ours.rollout.completions
+    assert (theirs.num_generations, theirs.max_completion_length) == (ours.rollout.completions, ours.rollout.max_tokens)
+    assert (theirs.temperature, theirs.top_p, theirs.num_iterations) == (
+        ours.rollout.temperature, ours.rollout.top_p, ours.learner.inner_updates
+    )  # fmt: skip
+    for name, key in (
+        ("learning_rate", "lr"), ("lr_scheduler_type", "schedule"), ("weight_decay", "weight_decay"),
+        ("max_grad_norm", "max_grad_norm"), ("adam_beta1", "adam_beta1"), ("adam_beta2", "adam_beta2"),
+        ("adam_epsilon", "adam_eps"), ("warmup_steps", "warmup_steps"),
+    ):  # fmt: skip
+        assert getattr(theirs, name) == getattr(ours.learner, key), name
+    objective = trew.preset(ours.objective.preset, **ours.objective.args)
+    assert (theirs.loss_type, theirs.beta, theirs.epsilon) == ("grpo", ours.objective.args["beta"], 0.2)
+    assert objective == trew.preset("grpo", beta=0.0, std_eps=1e-4, eps_low=0.2, eps_high=0.2)
 
 
 def test_the_weight_alone_has_the_gradient_of_our_objective(tmp_path, monkeypatch):
