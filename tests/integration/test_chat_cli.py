@@ -123,6 +123,12 @@ def test_what_cannot_be_done_is_said_in_one_message(server, place, line):
     assert REFUSED[line] in server.run("chat", *line.split(), cwd=place, code=2)
 
 
+def test_commands_that_are_piped_are_no_question(server, place):
+    (place / "piped").write_text("/temperature 0\nWhat is 7 + 5?\n")
+    said = server.run("chat", "lm", cwd=place, stdin=str(place / "piped"), code=2)
+    assert "standard input: got the command /temperature, accepts a question" in said
+
+
 def test_all_that_is_wrong_is_said_at_once(server, place):
     said = server.run("chat", "nowhere/", "hi", "--seed", "-1", "--device", "tpu", cwd=place, code=2)
     assert all(part in said for part in ("--seed", "no such folder", "device: got 'tpu'"))

@@ -19,6 +19,15 @@ def model(tmp_path_factory):
 ARITHMETIC = {"task": "arithmetic", "device": "cpu", "max_tokens": 4}
 
 
+def test_rows_of_a_file_are_called_by_its_name(model, tmp_path, capsys):
+    (tmp_path / "own.jsonl").write_text('{"prompt": "2 + 2 =", "answer": "4"}\n' * 2)
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(f'model = "{model}"\n[data]\ntrain = "own.jsonl"\n[[rewards]]\nname = "gsm8k"\n')
+    asked = {"recipe": recipe, "data": str(tmp_path / "own.jsonl"), "device": "cpu", "max_tokens": 2}
+    assert command(model, **asked) == 0
+    assert "own.jsonl: 2 prompts, 1 completion each, greedy" in capsys.readouterr().out
+
+
 def test_greedy_accuracy_with_its_interval_on_screen_and_on_disk(model, tmp_path, capsys):
     out, rows = tmp_path / "result.json", tmp_path / "completions.parquet"
     assert command(model, **ARITHMETIC, size=6, json=out, completions=rows) == 0

@@ -99,11 +99,20 @@ def _option_problems(temperature: float | None, top_p: float | None, max_tokens:
 
 def _piped() -> str | None:
     """What is on standard input; None in a terminal."""
+    from .talk import COMMANDS
+
     if sys.stdin is None or sys.stdin.isatty():
         return None
     found = sys.stdin.read().strip()
     if not found:
         raise ConfigError("no question: standard input is empty; give one: trew chat MODEL 'question'")
+    command, *_ = found.split(maxsplit=1)
+    # Nothing would carry it out: the model would be asked about it.
+    if command[:1] == "/" and command[1:] in COMMANDS:
+        raise ConfigError(
+            f"standard input: got the command {command}, accepts a question; commands are for a terminal: run trew chat "
+            "MODEL there, or use the options of trew chat --help"
+        )
     return found
 
 

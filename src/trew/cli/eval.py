@@ -310,10 +310,9 @@ def measure(ready: Ready, display: Display) -> EvalResult:
         stop=c.rollout.stop,
         seed=c.seed,
     )
-    what = c.environment.name or c.task
     with (
         contextlib.ExitStack() as ending,
-        display.bar(f"evaluating {what}", len(ready.prompts) * c.eval.samples) as bar,
+        display.bar(f"evaluating {_subject(c)}", len(ready.prompts) * c.eval.samples) as bar,
     ):
         # Episodes need hosts, which ``ending`` closes after the evaluation.
         player = ready.episodes.play(engine, facts_of(model), ending) if ready.episodes else engine
@@ -333,9 +332,7 @@ def show(display: Display, ready: Ready, result: EvalResult) -> None:
     """Prints the result as a table, and what was left out."""
     c, k = ready.config, result.samples
     how = "greedy" if c.eval.temperature == 0 else f"temperature {c.eval.temperature:g}, seed {c.seed}"
-    display.line(
-        f"\n{c.model} on {c.environment.name or c.task}: {result.n} prompts, {k} completion{'s' * (k > 1)} each, {how}"
-    )
+    display.line(f"\n{c.model} on {_subject(c)}: {result.n} prompts, {k} completion{'s' * (k > 1)} each, {how}")
     display.console.print(_table(result))
     if result.omission:
         display.warn(result.omission)
@@ -343,6 +340,14 @@ def show(display: Display, ready: Ready, result: EvalResult) -> None:
         display.line(f"note: try the environment by itself: trew env {c.environment.name} --check")
     if result.truncated_share > 0.1:
         display.line("note: many completions were truncated; --max-tokens raises the limit")
+
+
+def _subject(config: Config) -> str:
+    """What the model is evaluated on: an environment, a task, or a file of prompts by its name."""
+    if config.environment.name or config.task != "prompts" or len(config.sets) > 1:
+        return config.environment.name or config.task
+    [one] = config.sets
+    return one.train if one.eval == "auto" else one.eval
 
 
 def _table(result: EvalResult) -> Table:
