@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from trew.rewards import builtin, grade
+from trew.rewards import grade
+from trew.rewards.builtin import kinds
 
 PAGE = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text(encoding="utf-8")
 
@@ -32,7 +33,7 @@ TABLE = table()
 
 @pytest.mark.parametrize(("policy", "gold", "answer", "score"), TABLE, ids=[f"{p}: {g} / {a}" for p, g, a, _ in TABLE])
 def test_policy(policy: str, gold: str, answer: str, score: float) -> None:
-    assert builtin.gold_problem("math", {"answer": gold}, {}) == ""
+    assert kinds.gold_problem("math", {"answer": gold}, {}) == ""
     verdict = grade("math", f"so $\\boxed{{{answer}}}$.", gold)
     assert (verdict.score, verdict.status) == (score, "scored"), (policy, verdict)
 

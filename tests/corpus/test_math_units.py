@@ -13,7 +13,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from trew.rewards import builtin, grade
+from trew.rewards import grade
+from trew.rewards.builtin import kinds
 from trew.rewards.maths import units
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "math" / "math500.jsonl"
@@ -387,7 +388,7 @@ def score(answer: str, gold: str) -> float | None:
 def test_pair(left: str, right: str, sign: str) -> None:
     expected = 1.0 if sign == "==" else 0.0
     for answer, gold in ((left, right), (right, left)):
-        if builtin.gold_problem("math", {"answer": gold}, {}) == "":
+        if kinds.gold_problem("math", {"answer": gold}, {}) == "":
             assert score(gold, gold) == 1.0
             assert score(answer, gold) == expected, (answer, gold)
 
@@ -395,9 +396,7 @@ def test_pair(left: str, right: str, sign: str) -> None:
 def test_the_table_is_large_and_most_of_it_is_graded_in_both_directions() -> None:
     assert len(CASES) == len(LINES) >= 250
     assert len(set(LINES)) == len(LINES)
-    unreadable = [
-        case for case in CASES if any(builtin.gold_problem("math", {"answer": side}, {}) for side in case[:2])
-    ]
+    unreadable = [case for case in CASES if any(kinds.gold_problem("math", {"answer": side}, {}) for side in case[:2])]
     assert len(unreadable) < 15
     assert min(sum(sign == other for *_, other in CASES) for sign in ("==", "!=")) >= 100
 

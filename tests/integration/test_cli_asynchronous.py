@@ -191,6 +191,7 @@ def test_a_server_that_goes_wrong_costs_no_group(fault, fakes, model, tmp_path, 
     assert max(gaps, default=0.0) < 1e-3
 
 
+@pytest.mark.nightly
 def test_servers_that_die_cost_no_group(fakes, model, tmp_path, server):
     fakes[0].faults.slow = 0.05
     command = server.start("train", written(tmp_path, model), cwd=tmp_path, TREW_SERVER_TOKEN="secret")

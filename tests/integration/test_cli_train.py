@@ -176,6 +176,7 @@ def test_interrupt_then_resume_equals_never_interrupted(recipe, tmp_path, cli, s
     same_learning(undisturbed(6), tmp_path / "cut")
 
 
+@pytest.mark.nightly
 def test_kill_9_then_resume_equals_never_killed(recipe, tmp_path, cli, server, undisturbed):
     command = server.start("train", recipe, "--out", "cut", "--set", "steps=6", cwd=tmp_path, hold=IN_STEP_3).held()
     wait_for(lambda: (tmp_path / "cut" / "checkpoints" / "000002").exists(), command.text)

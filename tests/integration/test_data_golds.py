@@ -12,7 +12,7 @@ from trew.data import load_prompts, load_task, make_task
 from trew.data.files import read_rows
 from trew.data.tasks.mbpp import UNTESTABLE
 from trew.rewards import RewardSet
-from trew.rewards.builtin import gold_problem
+from trew.rewards.builtin.kinds import gold_problem
 
 FILES = Path(__file__).parents[2].parent / "shared" / "data"
 SETS = {

@@ -153,6 +153,7 @@ SETTINGS = {"replicas": ("cluster.shard=none",), "adapters": ("lora.rank=2",), "
 
 
 @pytest.mark.parametrize("case", tiers.some(SETTINGS, ("adapters",)))
+@pytest.mark.nightly
 def test_replicas_adapters_and_mixtures_are_too(server, folder, case):
     settings = SETTINGS[case]
     one = () if settings[0].startswith("cluster") else settings
@@ -209,6 +210,7 @@ def test_ranks_that_are_dealt_no_prompt_do_not_hold_up_the_others(server, folder
 
 
 @pytest.mark.parametrize(("before", "after"), tiers.some([(2, 3), (2, 1), (1, 2)], ["(2, 3)"]))
+@pytest.mark.nightly
 def test_a_run_goes_on_with_another_number_of_ranks(server, folder, alone, before, after):
     out = f"from-{before}-to-{after}"
     run(server, folder, before, "--out", out, "--set", "steps=2")

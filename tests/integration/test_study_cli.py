@@ -55,6 +55,7 @@ def ended(folder):
     return len([*folder.glob("runs/*/*/*/*/*/summary.json")])
 
 
+@pytest.mark.nightly
 def test_the_same_algorithm_under_two_names_has_equal_curves(undisturbed, place):
     found = json.loads(undisturbed)
     assert (len(found["tuning"]), len(found["runs"])) == (4, 4)

@@ -15,7 +15,7 @@ from trew.cli.main import run
 from trew.config import RewardConfig
 from trew.errors import ConfigError, DataError, SandboxError
 from trew.rewards import RewardSet, grade
-from trew.rewards.builtin import KINDS
+from trew.rewards.builtin.kinds import KINDS
 from trew.rewards.known_answers import known_answers, solve
 from trew.rewards.reward_checks import try_reward
 from trew.types import Prompt

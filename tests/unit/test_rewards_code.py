@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from trew.errors import ConfigError, SandboxError
 from trew.rewards import KINDS, grade
-from trew.rewards.builtin import code_asserts, code_block, code_rows, code_values, gold_problem
+from trew.rewards.builtin import code_asserts, code_block, code_rows, code_values
+from trew.rewards.builtin.kinds import gold_problem
 from trew.rewards.known_answers import known_answers
 from trew.rewards.sandbox import Job, JobLimits, boundary, pool
 

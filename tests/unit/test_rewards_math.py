@@ -14,7 +14,8 @@ import pytest
 
 import tiers
 from trew.errors import ConfigError
-from trew.rewards import KINDS, builtin, grade
+from trew.rewards import KINDS, grade
+from trew.rewards.builtin import kinds
 from trew.rewards.maths import algebra, compare, extract
 from trew.rewards.maths import grade as maths
 from trew.rewards.maths.answers import read
@@ -225,7 +226,7 @@ def test_bad_golds_are_found_before_training_and_never_judged(gold: Any, why: st
     verdict = grade("math", r"\boxed{7}", gold)
     assert (verdict.score, verdict.status) == (None, "bad_gold")
     if gold is not None:
-        assert why in builtin.gold_problem("math", {"answer": gold}, {})
+        assert why in kinds.gold_problem("math", {"answer": gold}, {})
 
 
 @pytest.mark.parametrize(
@@ -233,7 +234,7 @@ def test_bad_golds_are_found_before_training_and_never_judged(gold: Any, why: st
 )
 @pytest.mark.parametrize("settings", [{}, {"thinking": True}, {"require_boxed": False}])
 def test_golds_need_no_dollars(gold: Any, settings: dict[str, bool]) -> None:
-    assert builtin.gold_problem("math", {"answer": gold}, settings) == ""
+    assert kinds.gold_problem("math", {"answer": gold}, settings) == ""
 
 
 def test_the_gold_may_stand_in_the_box_of_a_solution() -> None:
@@ -249,12 +250,12 @@ def test_every_gold_of_math500_and_gsm8k_scores_1_against_itself_and_its_own_sol
     assert len(rows) == 500
     some = 1 if tiers.tier() == "nightly" else 4  # one row in so many
     for row in rows[::some]:
-        assert builtin.gold_problem("math", row, {}) == ""
+        assert kinds.gold_problem("math", row, {}) == ""
         assert grade("math", row["solution"], row["answer"]).score == 1
         answer = read(normalise(row["answer"]))
         assert compare.same(answer, read(normalise(r"\left. " + row["answer"] + " "))) is True
     for row in map(json.loads, (DATA / "gsm8k" / "test.jsonl").read_text("utf-8").splitlines()[::some]):
-        assert builtin.gold_problem("gsm8k", row, {}) == builtin.gold_problem("math", row, {}) == ""
+        assert kinds.gold_problem("gsm8k", row, {}) == kinds.gold_problem("math", row, {}) == ""
 
 
 @pytest.mark.skipif(not (DATA / "math" / "math500.jsonl").exists(), reason="the data are not there")
@@ -342,9 +343,9 @@ def _no_math_verify(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_without_math_verify_exact_algebra_goes_on_and_the_rest_is_refused() -> None:
     assert grade("math", r"\boxed{\frac{2}{4}}", "0.5").score == 1
     assert grade("math", r"\boxed{\sqrt{8}}", r"2\sqrt2").score == 1
-    assert builtin.gold_problem("math", {"answer": r"\frac{1}{2}"}, {}) == ""
+    assert kinds.gold_problem("math", {"answer": r"\frac{1}{2}"}, {}) == ""
     with pytest.raises(ConfigError, match=r"install .*'math-verify>="):
-        builtin.gold_problem("math", {"answer": r"\cot x"}, {})
+        kinds.gold_problem("math", {"answer": r"\cot x"}, {})
     verdict = grade("math", r"\boxed{\frac{\cos x}{\sin x}}", r"\cot x")
     assert (verdict.score, verdict.status) == (None, "sandbox_error")
     assert "'math-verify>=" in verdict.detail

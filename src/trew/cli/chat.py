@@ -110,8 +110,8 @@ def _piped() -> str | None:
     # Nothing would carry it out: the model would be asked about it.
     if command[:1] == "/" and command[1:] in COMMANDS:
         raise ConfigError(
-            f"standard input: got the command {command}, accepts a question; commands are for a terminal: run trew chat "
-            "MODEL there, or use the options of trew chat --help"
+            f"standard input: got the command {command}, accepts a question; commands are for a terminal: run "
+            "trew chat MODEL there, or use the options of trew chat --help"
         )
     return found
 

@@ -327,7 +327,7 @@ def _graded(task: Task, prompts: Sequence[Prompt], split: str, *, drop: bool) ->
     from concurrent.futures import ThreadPoolExecutor
 
     from ..data.rows import RowProblems
-    from ..rewards.builtin import gold_problem
+    from ..rewards.builtin.kinds import gold_problem
     from ..utils.console import Display
 
     # Golds are tried with all of the task's rewards; one that fails is reported by row.

@@ -172,7 +172,7 @@ def spread(lengths: Sequence[int]) -> str:
 
 def reward_lines(rewards: RewardSet, prompts: Sequence[Prompt]) -> list[str]:
     """One line per reward on what was checked with these prompts; wrong golds have already ended the checks."""
-    from ..rewards.builtin import KINDS
+    from ..rewards.builtin.kinds import KINDS
     from ..rewards.gold_checks import applies
 
     lines = []
@@ -212,7 +212,7 @@ def _prompt(display: Display, plan: Plan, number: int, prompt: Prompt) -> None:
 
 def gold_lines(rewards: RewardSet, prompt: Prompt) -> list[str]:
     """For each built-in reward, an answer to this prompt that is known to be correct, and its score."""
-    from ..rewards.builtin import KINDS, graded
+    from ..rewards.builtin.kinds import KINDS, graded
     from ..rewards.known_answers import known_answers
 
     lines = []

@@ -346,7 +346,7 @@ def _subject(config: Config) -> str:
     """What the model is evaluated on: an environment, a task, or a file of prompts by its name."""
     if config.environment.name or config.task != "prompts" or len(config.sets) > 1:
         return config.environment.name or config.task
-    [one] = config.sets
+    one = one_set(config, "the data's name")
     return one.train if one.eval == "auto" else one.eval
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import ConfigError, nearest
 from ..rewards.user.loading import is_file_spec, load_named, sources_of
-from .adapters import ADAPTERS, JUDGE_STOPPED
+from .adapters import ADAPTERS, JUDGE_STOPPED, adapt
 from .builtin.calculator import calculator
 from .builtin.grid import grid
 from .builtin.guess import guess
@@ -92,7 +92,7 @@ def _named(spec: Spec) -> Loaded:
     kind, colon, rest = spec.name.partition(":")
     if colon and kind in ADAPTERS:
         try:
-            return Loaded(*ADAPTERS[kind](rest, spec.args), kind in JUDGE_STOPPED)
+            return Loaded(*adapt(kind, rest, spec.args), kind in JUDGE_STOPPED)
         except ConfigError as error:
             raise ConfigError([_in_name(problem, spec.name) for problem in error.problems]) from error
     if not is_file_spec(spec.name):

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from ..types import Prompt
-from .builtin import KINDS, gold_problems
+from .builtin.kinds import KINDS, gold_problems
 from .combine import Reward
 
 AT_ONCE = 256  # rows checked between two reports of progress

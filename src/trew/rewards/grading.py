@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..types import Group, Rollout, ScoredGroup
-from .builtin import KINDS, Kind, graded, graded_together
+from .builtin.kinds import KINDS, Kind, graded, graded_together
 from .combine import Reward
 from .verdict import Verdict
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Literal
 
-from .builtin import KINDS, arithmetic, code_rows, countdown, gsm8k, layout, length, reasoning
+from .builtin import arithmetic, code_rows, countdown, gsm8k, layout, length, reasoning
+from .builtin.kinds import KINDS
 from .maths.grade import self_answer as boxed
 from .numbers import parse_gold
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..config import FUNCTION_SECONDS, RewardConfig
 from ..errors import ConfigError
-from .builtin import KINDS, argument_problems, unknown_kind
+from .builtin.kinds import KINDS, argument_problems, unknown_kind
 from .combine import Reward
 from .user.functions import UserFunction
 from .user.loading import is_file_spec

@@ -14,7 +14,7 @@ import numpy as np
 from ..config import RewardConfig
 from ..errors import RewardError
 from ..types import Group, Prompt, Score, ScoredGroup, single_turn
-from .builtin import first_column
+from .columns import first_column
 from .known_answers import FORMS, Family, KnownAnswer, changed, hostile, known_answers
 from .numbers import parse_gold
 from .reward_set import RewardSet

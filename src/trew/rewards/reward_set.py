@@ -13,7 +13,7 @@ from ..errors import RewardError
 from ..types import Group, Metrics, Prompt, Score, ScoredGroup
 from ..utils import ray_cluster
 from . import gold_checks
-from .builtin import KINDS, graded_together
+from .builtin.kinds import KINDS, graded_together
 from .combine import Reward, combined, one_by_one
 from .gold_checks import Bar
 from .grading import AT_ONCE, Grader, Grading, Verdicts, arguments, grade_after, grade_groups, not_judged

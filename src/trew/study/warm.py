@@ -3,9 +3,12 @@
 A study needs hundreds of runs, and so a model that takes seconds for each; and a model that is never right gives
 reinforcement learning nothing to start from. The tokenizer has one token for each character of arithmetic. Supervised
 steps stop at the first look at which the mean probability of a right answer, at temperature 1 and computed exactly,
-reaches ``Warm.accuracy``. The same settings give the same weights to the bit on one machine.
+reaches ``Warm.accuracy``.
 
-The supervised steps are the plainest there are, so that the start of a study depends on nothing else in trew.
+The same settings give the same weights to the bit on every machine, so that the parts of a study may be run on several,
+and anyone can repeat a cell from the same start: everything is computed in float64, where processors differ in the 16th
+digit, and the weights are rounded to bfloat16 at the end, to three. The supervised steps are the plainest there are, so
+that the start of a study depends on nothing else in trew.
 """
 
 from __future__ import annotations
@@ -47,18 +50,21 @@ def make(config: Config, warm: Warm, folder: Path) -> dict[str, Any]:
     data = episodes.dataset(dataclasses.replace(config, seed=warm.seed))
     rows = [_encoded(prompt, Renderer(made)) for prompt in data.train]
     ids, answers = _padded(rows)
-    # The model draws its weights from torch's global generator, which the fork puts back.
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(warm.seed)
-        model = LlamaForCausalLM(_shape(warm, len(made), longest=ids.shape[1]))
-    steps, reached = _train(model, ids, answers, warm)
+    model = _drawn(_shape(warm, len(made), longest=ids.shape[1]), seed=warm.seed)
+    # The first problems, the same at every look: the stopping step does not depend on draws.
+    probed = torch.arange(min(_PROBED, len(ids)))
+    steps, reached = _train(model, ids, answers, probed, warm)
     if reached < warm.accuracy:
         raise ConfigError(
             f"warm.accuracy: got {warm.accuracy}, but after warm.steps = {steps} the probability of a right answer is "
             f"{reached:.3f}; lower it, or give more steps or a larger model"
         )
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.copy_(weight.bfloat16())
+    reached = _accuracy(model, ids, answers, probed)
     with written_whole(folder) as place, quiet():
-        model.save_pretrained(place)
+        model.float().save_pretrained(place)
         made.save_pretrained(place)
     count = sum(p.numel() for p in model.parameters())
     weights = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
@@ -113,17 +119,55 @@ def _shape(warm: Warm, vocabulary: int, *, longest: int) -> LlamaConfig:
     )  # fmt: skip
 
 
-def _train(model: LlamaForCausalLM, ids: Tensor, answers: Tensor, warm: Warm) -> tuple[int, float]:
+class _Norm(torch.nn.Module):
+    """RMSNorm, x / sqrt(mean(x^2) + eps) * weight, in the type of its input; that of transformers is in float32."""
+
+    def __init__(self, own: Any) -> None:
+        super().__init__()
+        self.weight, self.eps = own.weight, own.variance_epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weight
+
+
+class _Rotary(torch.nn.Module):
+    """Cosines and sines of the rotary angles, (1, places, head size), in float64."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        size = config.hidden_size // config.num_attention_heads
+        rope: Any = config.rope_parameters
+        self.frequencies = rope["rope_theta"] ** -(torch.arange(0, size, 2, dtype=torch.float64) / size)
+
+    def forward(self, _: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        angles = (position_ids[..., None] * self.frequencies).repeat(1, 1, 2)
+        return angles.cos(), angles.sin()
+
+
+def _drawn(config: LlamaConfig, *, seed: int) -> LlamaForCausalLM:
+    """A model with weights drawn from the seed, which computes in float64 throughout."""
+    model = LlamaForCausalLM(config).double()
+    draws = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1:  # the others are the norms' ones
+                weight.normal_(std=config.initializer_range, generator=draws)
+    inner: Any = model.model
+    inner.rotary_emb = _Rotary(config)
+    inner.norm = _Norm(inner.norm)
+    for layer in inner.layers:
+        layer.input_layernorm = _Norm(layer.input_layernorm)
+        layer.post_attention_layernorm = _Norm(layer.post_attention_layernorm)
+    return model
+
+
+def _train(model: LlamaForCausalLM, ids: Tensor, answers: Tensor, probed: Tensor, warm: Warm) -> tuple[int, float]:
     """Supervised steps on the answers; the number of steps, and the mean probability of a right answer after them."""
     draws = torch.Generator().manual_seed(warm.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=warm.lr, weight_decay=0.0)
-    # The first problems, the same at every look: the stopping step does not depend on draws.
-    probed = torch.arange(min(_PROBED, len(ids)))
     for step in range(warm.steps + 1):
         if step % _EVERY == 0 or step == warm.steps:
-            with torch.no_grad():
-                # Sum over the answer's tokens, exp: the probability of the whole answer, without sampling.
-                reached = float(_logprobs(model, ids, answers, probed).sum(-1).exp().mean())
+            reached = _accuracy(model, ids, answers, probed)
             if reached >= warm.accuracy or step == warm.steps:
                 return step, reached
         drawn = torch.randint(len(ids), (warm.batch,), generator=draws)
@@ -131,13 +175,31 @@ def _train(model: LlamaForCausalLM, ids: Tensor, answers: Tensor, warm: Warm) ->
         loss = -_logprobs(model, ids, answers, drawn).sum() / answers[drawn].sum()
         optimizer.zero_grad()
         loss.backward()
+        for weight in model.parameters():
+            _round(weight.grad)
         optimizer.step()
     raise AssertionError("the last step returns")
+
+
+def _round(gradient: Tensor | None) -> None:
+    """Rounds to 12 bits below the largest number's: the last digits, in which processors differ, must not reach the
+    weights. Training would double the difference every few steps, and end with another model."""
+    assert gradient is not None
+    _, exponent = torch.frexp(gradient.abs().max())
+    unit = 2.0 ** (int(exponent) - 12)
+    gradient.div_(unit).round_().mul_(unit)
+
+
+def _accuracy(model: LlamaForCausalLM, ids: Tensor, answers: Tensor, probed: Tensor) -> float:
+    """The mean probability of a right answer at temperature 1, without sampling."""
+    with torch.no_grad():
+        # Sum over the answer's tokens, exp: the probability of the whole answer.
+        return float(_logprobs(model, ids, answers, probed).sum(-1).exp().mean())
 
 
 def _logprobs(model: LlamaForCausalLM, ids: Tensor, answers: Tensor, rows: Tensor) -> Tensor:
     """The log-probs of the answers' tokens; 0 elsewhere. Padding comes last, so that no answer sees it."""
     tokens = ids[rows]
     # (rows, longest, vocabulary) -> (rows, longest - 1): position t scores token t + 1.
-    logprobs = torch.log_softmax(model(input_ids=tokens).logits[:, :-1].float(), -1)
+    logprobs = torch.log_softmax(model(input_ids=tokens).logits[:, :-1], -1)
     return logprobs.gather(-1, tokens[:, 1:, None])[..., 0] * answers[rows][:, 1:]

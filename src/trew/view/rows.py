@@ -15,7 +15,7 @@ import numpy as np
 
 from ..data.tasks.demonstrations import ANSWERS
 from ..data.tasks.pairs import PAIR
-from ..rewards.builtin.kinds import GOLD_COLUMNS
+from ..rewards.columns import GOLD_COLUMNS
 from ..runs.report.conversation import conversation
 from ..runs.report.read import name_of_given
 from . import table

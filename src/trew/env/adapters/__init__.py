@@ -5,24 +5,33 @@ Each refuses by name what it cannot honour.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..protocol import Environment
-from . import arena, gym, openenv, reasoning_gym, trl, verifiers
 
 Adapted = tuple[Callable[[], Environment], Mapping[str, str]]
 """What makes one episode's environment, and the SHA-256 of users' files by path."""
 
-ADAPTERS: Mapping[str, Callable[[str, Mapping[str, Any]], Adapted]] = {
-    "trl": trl.adapt,
-    "gym": gym.adapt,
-    "textarena": arena.adapt,
-    "reasoning_gym": reasoning_gym.adapt,
-    "openenv": openenv.adapt,
-    "verifiers": verifiers.adapt,
+ADAPTERS: Mapping[str, str] = {
+    "trl": "trl",
+    "gym": "gym",
+    "textarena": "arena",
+    "reasoning_gym": "reasoning_gym",
+    "openenv": "openenv",
+    "verifiers": "verifiers",
 }
-"""By what stands before the first colon of an environment's name; given the rest and the arguments."""
+"""Modules here, by what stands before the first colon of an environment's name."""
 
 JUDGE_STOPPED = frozenset({"trl"})
 """Kinds whose environments judge episodes that a budget has ended (:class:`~..protocol.JudgesStopped`)."""
+
+
+def adapt(kind: str, name: str, args: Mapping[str, Any]) -> Adapted:
+    """Makes an environment of ``kind`` from the rest of its name and its arguments. Raises ConfigError.
+
+    Its module is imported here: each host of episodes would otherwise import all of them, and needs one or none.
+    """
+    module = importlib.import_module(f".{ADAPTERS[kind]}", __name__)
+    return module.adapt(name, args)

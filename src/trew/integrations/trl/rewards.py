@@ -14,7 +14,7 @@ from typing import Any
 from ...config import RewardConfig, build
 from ...errors import ConfigError, DataError
 from ...rewards import RewardSet
-from ...rewards.builtin import KINDS, argument_problems, graded_together, unknown_kind
+from ...rewards.builtin.kinds import KINDS, argument_problems, graded_together, unknown_kind
 from ...rewards.reward_checks import text_group
 from ...types import Group, Prompt
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
+from ..columns import first
 from ..numbers import parse_gold
 from ..thinking import after_thinking
 from ..verdict import Verdict, bad_gold, no_answer, right_or_wrong
@@ -74,15 +75,6 @@ def _given_numbers(numbers: Any) -> Counter[int] | str:
     if not 1 <= given.total() <= expression.MAX_OPERANDS:
         return f"{given.total()} numbers are given, must be 1 to {expression.MAX_OPERANDS}"
     return given
-
-
-def first(*values: Any) -> Any:
-    """Returns the first of ``values`` that is not None.
-
-    >>> first(None, 0, 1)
-    0
-    """
-    return next((value for value in values if value is not None), None)
 
 
 def grade(

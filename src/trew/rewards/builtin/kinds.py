@@ -5,18 +5,17 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ...errors import ConfigError, RewardError, nearest
+from ..columns import GOLD_COLUMNS, first, first_column
 from ..maths import extract as math_extract
 from ..maths import grade as maths
 from ..verdict import Verdict
 from . import arithmetic, code, code_rows, countdown, episode, gsm8k, layout, length, reasoning
-
-GOLD_COLUMNS = ("gold", "ground_truth", "answer")  # the first one present; else verl's reward_model.ground_truth
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,17 +194,6 @@ def _values_in_order(args: Mapping[str, Any]) -> str:
     return ""
 
 
-def first_column(columns: Mapping[str, Any], names: Iterable[str] = GOLD_COLUMNS) -> Any:
-    """Returns a row's gold: the first of ``names`` that is present and not None, else verl's reward_model.ground_truth.
-
-    >>> first_column({"answer": None, "reward_model": {"ground_truth": "72"}})
-    '72'
-    """
-    found = countdown.first(*(columns.get(name) for name in names))
-    nested = columns.get("reward_model")
-    return nested.get("ground_truth") if found is None and isinstance(nested, Mapping) else found
-
-
 def _number_gold(columns: Mapping[str, Any]) -> tuple[Any, dict[str, Any]] | None:
     gold = first_column(columns)
     return None if gold is None else (gold, {})
@@ -221,7 +209,7 @@ def _math_gold(columns: Mapping[str, Any]) -> tuple[Any, dict[str, Any]] | None:
 
 
 def _puzzle_gold(columns: Mapping[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-    numbers = countdown.first(columns.get("nums"), columns.get("numbers"))
+    numbers = first(columns.get("nums"), columns.get("numbers"))
     target = columns.get("target")
     gold = first_column(columns, ("ground_truth",))
     if numbers is None and not isinstance(gold, Mapping) and not str(gold).lstrip().startswith("{"):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import ConfigError, RewardError, TrewError
 from ...utils.installing import install_extra
 from ...utils.listening import Receive, Scope, Send, answer
-from ..builtin import KINDS, graded_together
+from ..builtin.kinds import KINDS, graded_together
 from ..user import packing
 from ..user.wire import decode, encode
 from .match import described

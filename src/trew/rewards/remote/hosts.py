@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ConfigError
-from ..builtin import KINDS, graded_together
+from ..builtin.kinds import KINDS, graded_together
 from ..isolation.pool import run_together
 from ..user.packing import packed_calls, unpacked_outcomes
 from ..user.session import CallOutcome, FunctionCall, FunctionHost, Spec

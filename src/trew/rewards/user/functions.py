@@ -17,7 +17,7 @@ from typing import Any
 
 from ...errors import ConfigError, nearest
 from ...types import Message, Prompt
-from ..builtin import first_column
+from ..columns import first_column
 from ..verdict import shown
 from .loading import load_function, sources_of
 

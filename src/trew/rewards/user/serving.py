@@ -16,7 +16,6 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 
 from ...utils.secrets import redact
-from ..builtin import KINDS, graded
 from ..isolation.frames import Channel, Closed
 from ..isolation.guardian import REQUESTS
 from .functions import UserFunction
@@ -49,6 +48,9 @@ def _load(session: Session, loaded: list[UserFunction], specs: Any) -> list[Any]
 
 
 def _grade(_session: Session, _loaded: list[UserFunction], kind: str, items: Any) -> list[Any]:
+    # Imported when asked for: most processes have functions of their own alone, and the graders take a while to import.
+    from ..builtin.kinds import KINDS, graded
+
     verdicts = [graded(KINDS[kind], text, gold, args) for text, gold, args in items]
     return [(verdict.score, verdict.status) for verdict in verdicts]
 
