@@ -74,6 +74,7 @@ class FakeVllm:
         self.renewed = False  # whether weights came since it slept
         self.asleep: set[str] = set()  # what memory was given up for
         self.calls: list[tuple[str, Any]] = []
+        self.begun = 0  # requests whose generation has begun: faults that are set now leave them alone
         self.lock, self.threads = threading.Lock(), ThreadPoolExecutor(64)  # one for each request that waits
         routes: dict[tuple[str, str], Any] = {
             ("GET", "/health"): self.health, ("GET", "/version"): lambda r: {"version": "0.32.0"},
@@ -274,6 +275,7 @@ class FakeVllm:
         self._require_awake("weights", "kv_cache")
         if self.faults.status:
             return error(self.faults.status, "EngineCore encountered an issue.", kind="EngineDeadError")
+        self.begun += 1
         sampling, prompt = body["sampling_params"], body["token_ids"]
         if sampling["temperature"] == 0 and sampling["n"] > 1:
             raise Refusal(400, f"n must be 1 when using greedy sampling, got {sampling['n']}.", "BadRequestError")

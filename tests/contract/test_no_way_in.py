@@ -30,10 +30,12 @@ MAY = {
         "cli/completion.py",
         "cli/main.py",
         "data/hub.py",
+        "env/adapters/__init__.py",
+        "rewards/__init__.py",
         "rewards/isolation/boot.py",
         "models/backends.py",
         "utils/posix.py",
-    },  # names of our own commands, workers, backends and extras, and of the standard library
+    },  # names of our own modules, commands, workers, backends and extras, and of the standard library
     "file import": {
         "rewards/isolation/task_process.py",
         "rewards/user/loading.py",
