@@ -130,7 +130,6 @@ def test_a_number_of_rounds_is_named_or_taken(key, value, place):
     assert any(f"{name}: got" in said for name in names) or (value == 10**9 and not said), said
 
 
-@pytest.mark.nightly
 def test_every_large_number_that_is_taken_runs(tmp_path):
     taken = [(key, value) for key, value in CASES if value == 10**9 and not refused((key, value))]
     assert len(taken) > 10

@@ -152,7 +152,7 @@ MIXED = (
 SETTINGS = {"replicas": ("cluster.shard=none",), "adapters": ("lora.rank=2",), "sets": MIXED}
 
 
-@pytest.mark.parametrize("case", tiers.some(SETTINGS, ("adapters",)))
+@pytest.mark.parametrize("case", SETTINGS)
 @pytest.mark.nightly
 def test_replicas_adapters_and_mixtures_are_too(server, folder, case):
     settings = SETTINGS[case]
@@ -209,7 +209,7 @@ def test_ranks_that_are_dealt_no_prompt_do_not_hold_up_the_others(server, folder
     same_run(folder, "few-1", "few-3")
 
 
-@pytest.mark.parametrize(("before", "after"), tiers.some([(2, 3), (2, 1), (1, 2)], ["(2, 3)"]))
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (2, 1), (1, 2)])
 @pytest.mark.nightly
 def test_a_run_goes_on_with_another_number_of_ranks(server, folder, alone, before, after):
     out = f"from-{before}-to-{after}"

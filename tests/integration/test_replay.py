@@ -148,7 +148,6 @@ def test_ranks_replay_what_one_process_sampled(server, folder, run):
         assert together == pytest.approx(alone, rel=1e-3, abs=1e-5)
 
 
-@pytest.mark.nightly
 def test_a_killed_replay_goes_on_to_the_bit(server, folder, run):
     command = server.start(
         "train", "--replay", "run", "--out", "killed", cwd=folder, hold="trew.training.loop:update:4"

@@ -75,7 +75,6 @@ def test_each_step_learns_from_the_weights_of_two_steps_ago(server, folder, stal
         pytest.param(("objective.preset=remax", "objective.correction=tis"), id="remax"),
     ],
 )
-@pytest.mark.nightly
 def test_a_killed_run_goes_on_to_the_bit(server, folder, settings):
     """What was sampled ahead comes back from the checkpoint; baselines too."""
     whole, out = f"whole-{len(settings)}", f"killed-{len(settings)}"

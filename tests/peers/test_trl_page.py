@@ -52,7 +52,7 @@ def test_the_example_runs_as_it_stands(tmp_path, monkeypatch):
     assert {"rewards/arithmetic/mean", "trew/ratio"} <= set(trainer.state.log_history[0])
 
 
-def test_the_script_and_its_recipe_train_alike(tmp_path, monkeypatch):
+def test_the_script_runs_and_its_recipe_has_the_same_settings(tmp_path, monkeypatch):
     tiny.save(tmp_path / "model", pad=True)
     (tmp_path / "my_rewards.py").write_text(REWARD)
     (tmp_path / "recipe.toml").write_text(RECIPE)

@@ -20,12 +20,16 @@ ARITHMETIC = {"task": "arithmetic", "device": "cpu", "max_tokens": 4}
 
 
 def test_rows_of_a_file_are_called_by_its_name(model, tmp_path, capsys):
-    (tmp_path / "own.jsonl").write_text('{"prompt": "2 + 2 =", "answer": "4"}\n' * 2)
+    own = tmp_path / "own.jsonl"
+    own.write_text('{"prompt": "2 + 2 =", "answer": "4"}\n' * 2)
     recipe = tmp_path / "recipe.toml"
-    recipe.write_text(f'model = "{model}"\n[data]\ntrain = "own.jsonl"\n[[rewards]]\nname = "gsm8k"\n')
-    asked = {"recipe": recipe, "data": str(tmp_path / "own.jsonl"), "device": "cpu", "max_tokens": 2}
+    recipe.write_text(f'model = "{model}"\n[data]\ntrain = "{own}"\neval = "{own}"\n[[rewards]]\nname = "gsm8k"\n')
+    asked = {"recipe": recipe, "data": str(own), "device": "cpu", "max_tokens": 2}
     assert command(model, **asked) == 0
     assert "own.jsonl: 2 prompts, 1 completion each, greedy" in capsys.readouterr().out
+    recipe.write_text(recipe.read_text().replace("[data]", '[[data]]\nname = "sums"'))  # a list of one
+    assert command(model, recipe=recipe, device="cpu", max_tokens=2, size=1) == 0
+    assert "own.jsonl: 1 prompts, 1 completion each, greedy" in capsys.readouterr().out
 
 
 def test_greedy_accuracy_with_its_interval_on_screen_and_on_disk(model, tmp_path, capsys):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -42,6 +43,20 @@ SLOW = """
             {hang}
         return [float(len(c)) for c in completions]
 """
+
+
+@pytest.mark.parametrize("module", ["trew.rewards.user.serving", "trew.env.serving"])
+def test_a_process_starts_without_graders_and_adapters(module: str) -> None:
+    """They take half a second of a processor, for each process of each run."""
+    heavy = [
+        "trew.rewards.builtin.kinds",
+        "trew.rewards.maths.grade",
+        "trew.data",
+        "trew.env.adapters.verifiers",
+        "torch",
+    ]
+    code = f"import sys, {module}; print([name for name in {heavy!r} if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 @pytest.mark.parametrize("hang", tiers.some(HANGS, HANGS.keys() - {"asleep"}))

@@ -343,11 +343,12 @@ def show(display: Display, ready: Ready, result: EvalResult) -> None:
 
 
 def _subject(config: Config) -> str:
-    """What the model is evaluated on: an environment, a task, or a file of prompts by its name."""
-    if config.environment.name or config.task != "prompts" or len(config.sets) > 1:
-        return config.environment.name or config.task
-    one = one_set(config, "the data's name")
-    return one.train if one.eval == "auto" else one.eval
+    """What the model is evaluated on: an environment, or its tasks; prompts of one's own by the name of their file."""
+    if config.environment.name:
+        return config.environment.name
+    own = [one.train if one.eval == "auto" else one.eval for one in config.sets]
+    tasks = [one.task if one.task != "prompts" else file for one, file in zip(config.sets, own, strict=True)]
+    return " + ".join(dict.fromkeys(tasks))
 
 
 def _table(result: EvalResult) -> Table:

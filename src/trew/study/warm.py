@@ -5,9 +5,10 @@ reinforcement learning nothing to start from. The tokenizer has one token for ea
 steps stop at the first look at which the mean probability of a right answer, at temperature 1 and computed exactly,
 reaches ``Warm.accuracy``.
 
-The same settings give the same weights to the bit on every machine, so that the parts of a study may be run on several,
-and anyone can repeat a cell from the same start: everything is computed in float64, where processors differ in the 16th
-digit, and the weights are rounded to bfloat16 at the end, to three. The supervised steps are the plainest there are, so
+The same settings give the same weights to the bit on different processors, so that the parts of a study may be run on
+several machines, and anyone can repeat a cell from the same start. Everything is computed in float64, where processors
+differ in the 16th digit; gradients are rounded, so that the differences do not grow; and the weights are rounded to
+bfloat16 at the end, to three digits. The supervised steps are the plainest there are, so
 that the start of a study depends on nothing else in trew.
 """
 
@@ -175,19 +176,22 @@ def _train(model: LlamaForCausalLM, ids: Tensor, answers: Tensor, probed: Tensor
         loss = -_logprobs(model, ids, answers, drawn).sum() / answers[drawn].sum()
         optimizer.zero_grad()
         loss.backward()
-        for weight in model.parameters():
-            _round(weight.grad)
+        _round_gradients(model)
         optimizer.step()
     raise AssertionError("the last step returns")
 
 
-def _round(gradient: Tensor | None) -> None:
-    """Rounds to 12 bits below the largest number's: the last digits, in which processors differ, must not reach the
-    weights. Training would double the difference every few steps, and end with another model."""
-    assert gradient is not None
-    _, exponent = torch.frexp(gradient.abs().max())
-    unit = 2.0 ** (int(exponent) - 12)
-    gradient.div_(unit).round_().mul_(unit)
+def _round_gradients(model: LlamaForCausalLM) -> None:
+    """Rounds each weight's gradient to 12 bits below those of its largest number.
+
+    The last digits, in which processors differ, must not reach the weights: training would double a difference about
+    every dozen steps, and end with another model.
+    """
+    for weight in model.parameters():
+        assert weight.grad is not None
+        _, exponent = torch.frexp(weight.grad.abs().max())
+        unit = 2.0 ** (int(exponent) - 12)
+        weight.grad.div_(unit).round_().mul_(unit)
 
 
 def _accuracy(model: LlamaForCausalLM, ids: Tensor, answers: Tensor, probed: Tensor) -> float:

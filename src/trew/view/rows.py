@@ -144,12 +144,10 @@ def row(
 ) -> dict[str, Any]:
     """A completion from the cells of its row; ``given``: what the run's data gave in its place; ``whole``: with all of
     its text."""
-    prompt, completion = cells.get("prompt") or "", cells.get("completion") or ""
     found = {
         "step": step, "eval": eval, "group": cells["group"], "trained_group": cells.get("trained_group"),
         "uid": cells["uid"], "sample": cells["sample"],
-        "prompt": prompt if whole else prompt[:CUT_PROMPT],
-        "completion": completion if whole else completion[:CUT],
+        **_texts(cells, whole=whole),
         "score": None if given else number(cells.get("score")), "status": cells.get("status"),
         "parts": {name: number(value) for name, value in cells.get("parts") or ()},
         "statuses": dict(cells.get("statuses") or ()), "extracted": cells.get("extracted"),
@@ -161,9 +159,18 @@ def row(
     }  # fmt: skip
     if given:
         found["given"] = name_of_given(given, cells["sample"])
-    if not whole and len(completion) > CUT:
+    return found
+
+
+def _texts(cells: Mapping[str, Any], *, whole: bool) -> dict[str, Any]:
+    """Prompt and completion, ``whole`` or their first parts; says of a part that it is one."""
+    prompt, completion = cells.get("prompt") or "", cells.get("completion") or ""
+    if whole:
+        return {"prompt": prompt, "completion": completion}
+    found: dict[str, Any] = {"prompt": prompt[:CUT_PROMPT], "completion": completion[:CUT]}
+    if len(completion) > CUT:
         found["cut"] = True
-    if not whole and len(prompt) > CUT_PROMPT:
+    if len(prompt) > CUT_PROMPT:
         found["prompt_cut"] = True
     return found
 
