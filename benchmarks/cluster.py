@@ -57,6 +57,7 @@ ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "cluster.json"
 PARTS = ("one", "ranks", "memory", "publish", "faults", "async", "ledger")
 MIB = 2**20
+WHAT = "ratios and seconds next to their targets, which are upper limits"
 REWARD = """
 def odd(completions, completion_ids, **columns):
     return [sum(i % 2 for i in ids) / len(ids) for ids in completion_ids]
@@ -71,11 +72,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="trew-cluster-") as scratch:
         for part in args.parts:
             for row in MEASURED[part](args, Path(scratch)):
-                rows[part, row["name"]] = {"part": part, **row, "date": datetime.date.today().isoformat()}
+                rows[part, row["name"]] = {"part": part, **row, "measured": measured()}
                 print(shown(rows[part, row["name"]]), flush=True)
             if args.json:
                 ordered = sorted(rows.values(), key=lambda row: PARTS.index(row["part"]))
-                args.json.write_text(json.dumps(head() | {"rows": ordered}, indent=1) + "\n")
+                args.json.write_text(json.dumps({"what": WHAT, "rows": ordered}, indent=1) + "\n")
     missed = [row["name"] for row in rows.values() if row["value"] > row["target"]]
     print(f"missed: {'; '.join(missed)}" if missed else "all targets are met")
 
@@ -111,10 +112,10 @@ def kept(path: Path | None) -> list[dict[str, Any]]:
     return json.loads(path.read_text())["rows"] if path and path.exists() else []
 
 
-def head() -> dict[str, Any]:
+def measured() -> dict[str, Any]:
+    """When, where and with what a row was measured: rows that stay may come from another machine."""
     versions = {"trew": trew.__version__, "torch": torch.__version__, "transformers": transformers.__version__}
     return {
-        "what": "ratios and seconds next to their targets, which are upper limits",
         "date": datetime.date.today().isoformat(), "machine": machine(),
         "versions": versions | cluster_servers.versions(), "threads": torch.get_num_threads(),
     }  # fmt: skip

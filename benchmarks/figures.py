@@ -151,15 +151,20 @@ def vllm_table(found: dict[str, Any]) -> str:
 
 
 def cluster_table(found: dict[str, Any]) -> str:
-    rows = []
+    rows, places = [], []
     for r in found["rows"]:
         value, target = (f"{r[key]:.3g} {r['unit']}".strip() for key in ("value", "target"))
         met = "yes" if r["value"] <= r["target"] else f"no{r.get('note', '')}"
-        rows.append((r["name"], f"**{value}**", target, met))
-    m, versions = found["machine"], ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-    where = f"{m['cpu']}, {m['cores']} cores, beside other work"
-    said = f"Measured {found['date']} on {where}; {versions}."
-    return f"{said}\n\n{table(('what', 'measured', 'at most', 'met'), rows)}"
+        if (place := measured_where(r["measured"])) not in places:
+            places.append(place)
+        rows.append((r["name"], f"**{value}**", target, met, "abcdefgh"[places.index(place)]))
+    said = "; ".join(f"({letter}) {place}" for letter, place in zip("abcdefgh", places, strict=False))
+    return f"Measured {said}.\n\n{table(('what', 'measured', 'at most', 'met', 'where'), rows)}"
+
+
+def measured_where(of: dict[str, Any]) -> str:
+    m, versions = of["machine"], ", ".join(f"{name} {version}" for name, version in of["versions"].items())
+    return f"{of['date']} on {m['cpu']}, {m['cores']} cores, beside other work, {versions}"
 
 
 def simulated(found: dict[str, Any]) -> dict[str, str]:

@@ -241,7 +241,7 @@ class FakeVllm:
             return memory.Mapped(shared, root=self.root, device=CPU)
         if self.root is None:
             raise Refusal(500, "RuntimeError: init_weight_transfer_engine must be called first")
-        version = published.read(self.root, info["folder"], info["manifest_sha256"])
+        version = published.read(self.root, info["folder"], info["manifest_digest"])
         self._check_model(version.tensors)
         return _Files(version)
 

@@ -189,7 +189,7 @@ def test_a_damaged_version_is_refused_and_the_next_one_repairs_what_it_broke(one
             return damage(route), canary
 
         patch.setattr(one.weights, "_take", damaged)
-        with pytest.raises(EngineError, match=r"damaged: its (checksum|SHA-256) is"):
+        with pytest.raises(EngineError, match=r"damaged: its (checksum|BLAKE3 digest) is"):
             one.publish(engine, one.policy.version)
     assert engine.servers[0].version is None
     if request.node.callspec.params["whole"] in WHOLE_FIRST:

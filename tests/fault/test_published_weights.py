@@ -1,6 +1,5 @@
 """trew-vllm refuses every version that is damaged, half written, elsewhere or of another model, before it loads it."""
 
-import hashlib
 import json
 import os
 
@@ -13,12 +12,12 @@ from trew_vllm.published import Refused, Tensor
 VALUES = {"model.embed_tokens.weight": np.ones((4, 2), np.float32), "model.norm.weight": np.ones(2, np.float32)}
 
 
-def sha256(path):
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def digest_of(path):
+    return published.digest_of(path.read_bytes())
 
 
 def publish(root, parts=(VALUES,), **changes):
-    """Writes version 3 and returns its folder's name and its manifest's SHA-256."""
+    """Writes version 3 and returns its folder's name and its manifest's digest."""
     folder = root / "000003"
     folder.mkdir()
     names = [f"part-{i}.safetensors" for i in range(len(parts))]
@@ -26,12 +25,12 @@ def publish(root, parts=(VALUES,), **changes):
         save_file(part, folder / name, metadata={"format": "pt"})
     manifest = {
         "format": published.FORMAT, "version": 3,
-        "files": {n: {"size": (folder / n).stat().st_size, "sha256": sha256(folder / n)} for n in names},
+        "files": {n: {"size": (folder / n).stat().st_size, "blake3": digest_of(folder / n)} for n in names},
         "tensors": {n: {"dtype": str(v.dtype), "shape": list(v.shape)} for part in parts for n, v in part.items()},
         **changes,
     }  # fmt: skip
     (folder / published.MANIFEST).write_text(json.dumps(manifest))
-    return folder.name, sha256(folder / published.MANIFEST)
+    return folder.name, digest_of(folder / published.MANIFEST)
 
 
 def test_a_whole_version_is_read_with_all_its_tensors(tmp_path):
@@ -39,6 +38,12 @@ def test_a_whole_version_is_read_with_all_its_tensors(tmp_path):
     version = published.read(tmp_path, *publish(tmp_path, parts))
     assert (version.number, version.files) == (3, ("part-0.safetensors", "part-1.safetensors"))
     assert version.tensors == {n: Tensor("float32", v.shape) for n, v in VALUES.items()}
+
+
+def test_the_digest_is_blake3():
+    """By the algorithm's own test vectors (github.com/BLAKE3-team/BLAKE3)."""
+    assert published.digest_of(b"") == "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262"
+    assert published.digest_of(b"\0") == "2d3adedff11b61f14c886e35afa036736dcd87a74d27b5c1510225d0f592e213"
 
 
 def shorten(path):
@@ -65,7 +70,7 @@ def pipe(path):
     ("damage", "says"),
     [
         (shorten, "half written or damaged"),
-        (flip, "its SHA-256 is"),
+        (flip, "its BLAKE3 digest is"),
         (link, "cannot be read"),
         (pipe, "not a regular file"),
         (os.unlink, "cannot be read"),
@@ -112,7 +117,7 @@ def test_a_linked_version_is_refused(tmp_path):
 
 @pytest.mark.parametrize("name", ["../000003/part-0.safetensors", "a/b.safetensors", "model.bin", ".safetensors"])
 def test_only_safetensors_files_of_the_folder_itself_are_read(tmp_path, name):
-    folder, digest = publish(tmp_path, files={name: {"size": 1, "sha256": "0" * 64}})
+    folder, digest = publish(tmp_path, files={name: {"size": 1, "blake3": "0" * 64}})
     with pytest.raises(Refused, match="not the name of a safetensors file"):
         published.read(tmp_path, folder, digest)
 
@@ -120,7 +125,7 @@ def test_only_safetensors_files_of_the_folder_itself_are_read(tmp_path, name):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"format": 2}, "publishes format 2, this server reads format 1"),
+        ({"format": 1}, f"publishes format 1, this server reads format {published.FORMAT}"),
         ({"version": 4}, "000003 holds version 4"),
         ({"files": {}}, "'files'"),
         ({"files": ["part-0.safetensors"]}, "'files'"),
@@ -147,7 +152,7 @@ def test_a_tensor_in_two_files_is_refused(tmp_path):
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 64, (2).to_bytes(8, "little") + b"[]", b"\x09" + b"\0" * 7 + b"{"])
 def test_a_file_that_is_no_safetensors_file_is_refused(tmp_path, content):
-    file = {"part-0.safetensors": {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}}
+    file = {"part-0.safetensors": {"size": len(content), "blake3": published.digest_of(content)}}
     folder, digest = publish(tmp_path, files=file)
     (tmp_path / folder / "part-0.safetensors").write_bytes(content)
     with pytest.raises(Refused, match="not a safetensors file"):

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from trew_vllm import memory as theirs
-from trew_vllm.published import Refused
+from trew_vllm.published import FORMAT, Refused
 
 import trew.weights.places as places
 from disk import fill, tmpfs
@@ -130,7 +130,7 @@ def test_nothing_but_a_segment_of_the_folder_is_opened(version, segment):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"format": 2}, "publishes format 2"),
+        ({"format": FORMAT + 1}, f"publishes format {FORMAT + 1}"),
         ({"buckets": []}, "no tensors"),
         ({"handles": []}, "0 handles for 2 buckets"),
         ({"handles": [3]}, "offer: TypeError"),
@@ -356,7 +356,7 @@ def test_each_server_gets_handles_of_its_own_and_those_of_a_dead_one_are_given_b
                 route.load(Endpoint("http://localhost:1"), "weights 3", timeout_s=1)
     offers = [body["update_info"]["memory"] for path, body in asked if path == "/update_weights"]
     assert [offer["handles"][0]["counter_offset"] for offer in offers] == [1, 2]
-    assert asked[0] == ("/init_weight_transfer_engine", {"init_info": {"gpu": "GPU-1", "format": 1}})
+    assert asked[0] == ("/init_weight_transfer_engine", {"init_info": {"gpu": "GPU-1", "format": FORMAT}})
     assert len(on.released) == 2 * released
 
 

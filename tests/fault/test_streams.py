@@ -9,7 +9,7 @@ import pytest
 import torch
 from trew_vllm import buckets as form
 from trew_vllm import stream as theirs
-from trew_vllm.published import Refused
+from trew_vllm.published import FORMAT, Refused
 
 from trew.errors import ConfigError, EngineError
 from trew.rollout.vllm import buckets, handshake, stream
@@ -149,8 +149,8 @@ def bucket(size=16, dtype="float32"):
 
 def offer(**changes):
     whole = {
-        "format": 1, "version": 3, "backend": "gloo", "torch": torch.__version__, "address": "127.0.0.1", "port": 1,
-        "key": "k", "size": 2, "seconds": 1.0, "buckets": [bucket()],
+        "format": FORMAT, "version": 3, "backend": "gloo", "torch": torch.__version__, "address": "127.0.0.1",
+        "port": 1, "key": "k", "size": 2, "seconds": 1.0, "buckets": [bucket()],
     }  # fmt: skip
     return {**whole, **changes}
 
@@ -158,7 +158,7 @@ def offer(**changes):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"format": 2}, "publishes format 2"),
+        ({"format": FORMAT + 1}, f"publishes format {FORMAT + 1}"),
         ({"buckets": []}, "no tensors"),
         ({"backend": "mpi"}, "accepts gloo, nccl"),
         ({"torch": "1.0"}, "the trainer has torch 1.0"),

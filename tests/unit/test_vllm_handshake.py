@@ -15,6 +15,7 @@ from trew.errors import ConfigError
 from trew.rollout.vllm import handshake as h
 from trew.rollout.vllm.client import ServerGone
 from trew.rollout.vllm.endpoint import Endpoint
+from trew.rollout.vllm.environment import FORMAT
 
 EXPECTED = h.Expected(dtype="float32", vocabulary=tiny.VOCAB, length=140)
 
@@ -88,7 +89,7 @@ def test_a_server_that_fits_is_accepted_and_shown_a_folder_that_nobody_can_guess
     assert problems(tmp_path) == []
     assert problems(tmp_path) == []
     one, other = (Path(asked["init_info"].pop("root")) for asked in server.asked)
-    assert server.asked == [{"init_info": {"format": 1}}] * 2
+    assert server.asked == [{"init_info": {"format": FORMAT}}] * 2
     assert one.parent == other.parent == tmp_path
     assert one != other
     assert not one.exists()

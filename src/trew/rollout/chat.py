@@ -105,8 +105,13 @@ class Renderer:
 
     # ---- checks
 
-    def check(self, prompts: Iterable[Prompt]) -> list[str]:
-        """Finds what would silently go wrong with these prompts and this tokenizer; one line per kind of problem."""
+    def check(
+        self, prompts: Iterable[Prompt], *, measured: Callable[[Prompt, int], object] = lambda prompt, length: None
+    ) -> list[str]:
+        """Finds what would silently go wrong with these prompts and this tokenizer; one line per kind of problem.
+
+        ``measured`` is given each prompt that could be rendered, with its length in tokens.
+        """
         problems: dict[str, str] = {}  # kind -> message of its first case
         if not self.stop_ids and not self.stop:
             problems["end"] = (
@@ -117,7 +122,10 @@ class Renderer:
         for prompt in prompts:
             try:
                 with self._guarded():
-                    found = self._prompt_problems(prompt, shapes)
+                    text = self.render(prompt)
+                    ids = self._tokens(prompt, text)
+                    measured(prompt, len(ids))
+                    found = self._prompt_problems(prompt, text, ids, shapes)
             except DataError as error:
                 found = {"render": str(error)}
             except Overrun as error:
@@ -139,12 +147,13 @@ class Renderer:
             "used; for an instruct model set data.args.chat = true, or write lists of messages (docs/data.md)"
         ]
 
-    def _prompt_problems(self, prompt: Prompt, shapes: set[tuple[str, ...]]) -> dict[str, str]:
-        """Finds a prompt's problems, by kind. Probes the template's structure once per sequence of roles (``shapes``):
-        three more renderings of every prompt would slow the check of a large data set."""
+    def _prompt_problems(
+        self, prompt: Prompt, text: str, ids: Sequence[int], shapes: set[tuple[str, ...]]
+    ) -> dict[str, str]:
+        """Finds a prompt's problems, by kind; ``text`` and ``ids`` are how it was rendered. Probes the template's
+        structure once per sequence of roles (``shapes``): three more renderings of every prompt would slow the check of
+        a large data set."""
         found = {}
-        text = self.render(prompt)
-        ids = self._tokens(prompt, text)
         begin = self.tokenizer.bos_token_id
         if not ids:
             found["empty"] = f"prompt {prompt.uid!r}: has no tokens; remove it or give it text"
@@ -243,6 +252,23 @@ class Renderer:
             return None  # a template that refuses even this is reported by check, with the user's own messages
         ids = self.tokens(tail) if tail else []
         return ids[0] if ids and ids[0] in self.tokenizer.get_added_vocab().values() else None
+
+
+class Lengths:
+    """Prompts' lengths in tokens. Each prompt is rendered once: those of a large data set take seconds."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        self.renderer = renderer
+        self._known: dict[int, tuple[Prompt, int]] = {}  # by id; the prompt is kept, so that no other one gets its id
+
+    def add(self, prompt: Prompt, length: int) -> None:
+        """Remembers a length that is known."""
+        self._known[id(prompt)] = prompt, length
+
+    def __call__(self, prompt: Prompt) -> int:
+        if id(prompt) not in self._known:
+            self.add(prompt, len(self.renderer.encode(prompt)))
+        return self._known[id(prompt)][1]
 
 
 _FIX = "set chat_template = 'plain' (contents joined by newlines) or a .jinja file, or use an instruct model"

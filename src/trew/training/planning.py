@@ -25,7 +25,7 @@ from ..objective import Objective, preset
 from ..rewards import RewardSet
 from ..rewards.gold_checks import Bar
 from ..rewards.user.loading import is_file_spec
-from ..rollout.chat import Renderer
+from ..rollout.chat import Lengths, Renderer
 from ..rollout.given import Demonstrations, encode
 from ..runs.rollouts import Sampler
 from ..types import Prompt
@@ -88,12 +88,13 @@ def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -
     renderer = Renderer(tokenizer, stop=config.rollout.stop)
     prompts = [*data.train, *data.eval]
     rendered = [] if config.plays else prompts  # what an episode begins with is its environment's affair
-    problems += renderer.check(rendered)
+    lengths = Lengths(renderer)
+    problems += renderer.check(rendered, measured=lengths.add)
     problems += _replay_problems(replay, renderer, rewards)
     problems += rewards.check_golds(prompts, bar=bar, sets=config.set_names)
     if problems:
         raise ConfigError(problems)
-    played, train, eval_, of_lengths, longest = _fitting(config, data, renderer)
+    played, train, eval_, of_lengths, longest = _fitting(config, data, lengths)
     notes = [
         *of_model,
         *data.notes,
@@ -310,14 +311,14 @@ def _curriculum_problems(config: Config, rewards: RewardSet) -> list[str]:
 
 
 def _fitting(
-    config: Config, data: Dataset, renderer: Renderer
+    config: Config, data: Dataset, lengths: Lengths
 ) -> tuple[EpisodePlan | None, Sequence[Prompt], list[Prompt], list[str], int]:
     """The episodes of an environment, the prompts for training and evaluation that are short enough, notes on the
     others, and the length of the longest. Raises ConfigError if too few are left, or if a prompt leaves no room for a
     completion."""
-    problems, count = Problems(), _counting(renderer)
+    problems = Problems()
     # What is rendered of a row is its environment's affair.
-    fitted = (data.train, data.eval, []) if config.plays else problems.attempt(lambda: _fit(config, data, count))
+    fitted = (data.train, data.eval, []) if config.plays else problems.attempt(lambda: _fit(config, data, lengths))
     if fitted is None:
         raise ConfigError(problems)
     train, eval_, notes = fitted
@@ -327,10 +328,10 @@ def _fitting(
     played = None
     if config.plays:
         tried = [*train[: episodes.TRIED], *eval_[: episodes.TRIED]]
-        played = problems.attempt(lambda: episodes.prepare(config, tried, renderer, positions=limit))
+        played = problems.attempt(lambda: episodes.prepare(config, tried, lengths.renderer, positions=limit))
         longest = played.opening if played else 0
     else:
-        longest = max(map(count, [*train, *eval_]), default=0)
+        longest = max(map(lengths, [*train, *eval_]), default=0)
         problems += length_problems(_most_tokens(config), longest=longest, limit=limit)
     problems += problems.attempt(lambda: _target_problems(config)) or []
     if problems:
@@ -379,18 +380,6 @@ def correct_of(config: Config, rewards: RewardSet) -> Correct:
     verifiers = sorted(rewards.rewards, key=lambda reward: reward.model is not None)
     names = [config.eval.correct_reward] if config.eval.correct_reward else [reward.name for reward in verifiers]
     return correct_by(*names, at=config.eval.correct_at)
-
-
-def _counting(renderer: Renderer) -> Callable[[Prompt], int]:
-    """Counts a prompt's tokens; asked again, it remembers them, as a large data set takes seconds."""
-    known: dict[int, tuple[Prompt, int]] = {}
-
-    def count(prompt: Prompt) -> int:
-        if id(prompt) not in known:
-            known[id(prompt)] = prompt, len(renderer.encode(prompt))  # kept: no other prompt gets its id
-        return known[id(prompt)][1]
-
-    return count
 
 
 def _fit(config: Config, data: Dataset, count: Callable[[Prompt], int]) -> tuple[list[Prompt], list[Prompt], list[str]]:

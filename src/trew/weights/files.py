@@ -1,14 +1,13 @@
 """Publishes weights as files: numbered versions that never change, for servers that load them.
 
     weights/000012/model-00001.safetensors ...     all tensors, tied ones under both names
-                   manifest.json                   SHA-256 and size of each file, the tensors, and the canary
+                   manifest.json                   BLAKE3 digest and size of each file, the tensors, and the canary
 
 A version appears whole or not at all.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from blake3 import blake3
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -62,7 +62,7 @@ class PublishedFiles(FolderPublisher):
             ).encode()
             (folder / "manifest.json").write_bytes(text)
         # Servers get this digest with the update: it vouches for the manifest, and the manifest for every file.
-        digest = hashlib.sha256(text).hexdigest()
+        digest = blake3(text).hexdigest()
         return Files(place.folder, name_of(policy.version), digest), canary
 
 
@@ -100,12 +100,12 @@ def _size_and_digest(path: Path, part: Mapping[str, Tensor]) -> dict[str, Any]:
         # A safetensors file: 8 bytes with the length of the header, the header as JSON, then the tensors by offset.
         size = file.read(8)
         header = file.read(int.from_bytes(size, "little"))
-    digest = hashlib.sha256(size + header)
+    digest = blake3(size + header)
     table = json.loads(header)
     table.pop("__metadata__", None)
     for name in sorted(table, key=lambda name: table[name]["data_offsets"]):
         digest.update(part[name].reshape(-1).view(torch.uint8).numpy().data)
-    return {"size": path.stat().st_size, "sha256": digest.hexdigest()}
+    return {"size": path.stat().st_size, "blake3": digest.hexdigest()}
 
 
 def _shards(tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> Iterator[dict[str, Tensor]]:

@@ -28,16 +28,16 @@ class Route(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """The files in ``root/folder``, with a manifest of this SHA-256."""
+    """The files in ``root/folder``, with a manifest of this BLAKE3 digest."""
 
     root: Path
     folder: str
-    manifest_sha256: str
+    manifest_digest: str
 
     def load(self, endpoint: Endpoint, what: str, *, timeout_s: float) -> None:
         prepare(endpoint, what, {"root": str(self.root), "format": FORMAT}, timeout_s=timeout_s)
         start(endpoint, what, timeout_s=timeout_s)
-        info = {"update_info": {"folder": self.folder, "manifest_sha256": self.manifest_sha256}}
+        info = {"update_info": {"folder": self.folder, "manifest_digest": self.manifest_digest}}
         call(endpoint, "POST", "/update_weights", what=f"{what}: updating", timeout_s=timeout_s, body=info)
 
 

@@ -36,10 +36,10 @@ class Init(WeightTransferInitInfo):
 
 @dataclass
 class Update(WeightTransferUpdateInfo):
-    """A version: its folder's name below ``root``, and its manifest's SHA-256 in hexadecimal."""
+    """A version: its folder's name below ``root``, and its manifest's BLAKE3 digest in hexadecimal."""
 
     folder: str
-    manifest_sha256: str
+    manifest_digest: str
 
 
 class FilesEngine(WeightTransferEngine[Init, Update]):
@@ -76,7 +76,7 @@ class FilesEngine(WeightTransferEngine[Init, Update]):
         if self.root is None:
             raise published.Refused("init_weight_transfer_engine was not called")
         # Verified before the layers are given up.
-        version = published.read(self.root, update_info.folder, update_info.manifest_sha256)
+        version = published.read(self.root, update_info.folder, update_info.manifest_digest)
         if version == self.loaded:
             return
         if self.loaded is not None:
@@ -136,7 +136,7 @@ class StreamUpdate(WeightTransferUpdateInfo):
 
     offer: dict[str, Any] | None = None
     folder: str = ""
-    manifest_sha256: str = ""
+    manifest_digest: str = ""
 
 
 class StreamEngine(FilesEngine):
@@ -156,7 +156,7 @@ class StreamEngine(FilesEngine):
     def receive_weights(self, update_info: StreamUpdate) -> None:
         """Joins the trainer's group and loads what comes."""
         if update_info.offer is None:
-            super().receive_weights(Update(update_info.folder, update_info.manifest_sha256))
+            super().receive_weights(Update(update_info.folder, update_info.manifest_digest))
             return
         if self.loaded is not None:
             raise published.Refused(f"version {self.loaded.number} was not finished; start a new update")
@@ -189,7 +189,7 @@ class MemoryUpdate(WeightTransferUpdateInfo):
 
     memory: dict[str, Any] | None = None
     folder: str = ""
-    manifest_sha256: str = ""
+    manifest_digest: str = ""
 
 
 class MemoryEngine(FilesEngine):
@@ -209,7 +209,7 @@ class MemoryEngine(FilesEngine):
     def receive_weights(self, update_info: MemoryUpdate) -> None:
         """Maps a version, verifies and loads it, and lets go of it."""
         if update_info.memory is None:
-            super().receive_weights(Update(update_info.folder, update_info.manifest_sha256))
+            super().receive_weights(Update(update_info.folder, update_info.manifest_digest))
             return
         try:
             if self.loaded is not None:

@@ -1,16 +1,18 @@
-"""Verifies a published version of weights before anything of it is loaded. Standard library only.
+"""Verifies a published version of weights before anything of it is loaded.
+
+Imports the standard library and blake3 only: vLLM's environment has both, trew's need not have vLLM.
 
 A version is a folder, named by its number with at least six digits, of safetensors files and ``manifest.json``:
 
-    {"format": 1, "version": 12, "files": {"model.safetensors": {"size": 1024, "sha256": "..."}},
+    {"format": 2, "version": 12, "files": {"model.safetensors": {"size": 1024, "blake3": "..."}},
      "tensors": {"model.norm.weight": {"dtype": "float32", "shape": [64]}}}
 
-Other keys of the manifest are the trainer's. Dtypes are named as in torch.
+Other keys of the manifest are the trainer's. Dtypes are named as in torch. The digest is BLAKE3: each server hashes
+every byte of every version, and many processors have no instructions for SHA-256.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -21,7 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-FORMAT = 1
+from blake3 import blake3
+
+FORMAT = 2
 """Of manifests. A server reads this one and refuses all others."""
 MANIFEST = "manifest.json"
 MANIFEST_BYTES = 64 << 20
@@ -55,7 +59,7 @@ class Version:
     """A published version whose files have been verified: their names, and all tensors in them."""
 
     folder: Path
-    manifest_sha256: str
+    manifest_digest: str
     number: int
     files: tuple[str, ...]
     tensors: Mapping[str, Tensor]
@@ -70,8 +74,8 @@ def check_format(got: Any) -> None:
         )
 
 
-def read(root: Path, folder: str, manifest_sha256: str) -> Version:
-    """Reads and verifies version ``folder`` below ``root``: its manifest, and size, SHA-256 and header of every file.
+def read(root: Path, folder: str, manifest_digest: str) -> Version:
+    """Reads and verifies version ``folder`` below ``root``: its manifest, and size, digest and header of every file.
 
     Raises Refused, with what was found and what was expected, where anything is missing, damaged or not as the manifest
     says."""
@@ -80,8 +84,8 @@ def read(root: Path, folder: str, manifest_sha256: str) -> Version:
     place = root / folder
     if place.is_symlink() or not place.is_dir():
         raise Refused(f"version {folder} is not a folder below {root}")
-    # The manifest is verified by the SHA-256 that came over HTTP, and everything else by the manifest.
-    manifest = _manifest(place / MANIFEST, manifest_sha256)
+    # The manifest is verified by the digest that came over HTTP, and everything else by the manifest.
+    manifest = _manifest(place / MANIFEST, manifest_digest)
     check_format(manifest.get("format"))
     if manifest.get("version") != int(folder):
         raise Refused(f"{folder} holds version {manifest.get('version')!r}")
@@ -96,7 +100,7 @@ def read(root: Path, folder: str, manifest_sha256: str) -> Version:
         found |= held
     if difference := differences(found, told, "the files", "the manifest"):
         raise Refused(f"version {folder}: {difference}")
-    return Version(place, manifest_sha256, int(folder), tuple(files), found)
+    return Version(place, manifest_digest, int(folder), tuple(files), found)
 
 
 def _label(path: Path) -> str:
@@ -110,8 +114,10 @@ def _manifest(path: Path, digest: str) -> dict[str, Any]:
         text = file.read(MANIFEST_BYTES + 1)
     if len(text) > MANIFEST_BYTES:
         raise Refused(f"{_label(path)} is larger than {MANIFEST_BYTES} bytes")
-    if (got := hashlib.sha256(text).hexdigest()) != digest:
-        raise Refused(f"{_label(path)} is not the one that was published: its SHA-256 is {got}, expected {digest}")
+    if (got := digest_of(text)) != digest:
+        raise Refused(
+            f"{_label(path)} is not the one that was published: its BLAKE3 digest is {got}, expected {digest}"
+        )
     try:
         manifest = json.loads(text)
     except ValueError as error:
@@ -136,7 +142,7 @@ def _tensors(table: Mapping[str, Mapping[str, Any]]) -> dict[str, Tensor]:
 
 
 def _verified(place: Path, name: str, expected: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors in a file whose size and SHA-256 are as expected."""
+    """The tensors in a file whose size and digest are as expected."""
     if not _FILE.fullmatch(name):
         raise Refused(f"{MANIFEST}: {name!r} is not the name of a safetensors file")
     path = place / name
@@ -144,8 +150,8 @@ def _verified(place: Path, name: str, expected: Mapping[str, Any]) -> dict[str, 
         size = os.fstat(file.fileno()).st_size
         if size != expected.get("size"):
             raise Refused(f"{_label(path)} is half written or damaged: {size} bytes, expected {expected.get('size')}")
-        if (got := _sha256(file)) != expected.get("sha256"):
-            raise Refused(f"{_label(path)} is damaged: its SHA-256 is {got}, expected {expected.get('sha256')}")
+        if (got := _digest_of_file(file)) != expected.get("blake3"):
+            raise Refused(f"{_label(path)} is damaged: its BLAKE3 digest is {got}, expected {expected.get('blake3')}")
         file.seek(0)
         return header(file, path)
 
@@ -163,8 +169,13 @@ def open_file(path: Path) -> BinaryIO:
     return file
 
 
-def _sha256(file: BinaryIO) -> str:
-    digest, block = hashlib.sha256(), memoryview(bytearray(1 << 20))
+def digest_of(data: bytes) -> str:
+    """The BLAKE3 digest in hexadecimal, as manifests and requests have it."""
+    return blake3(data).hexdigest()
+
+
+def _digest_of_file(file: BinaryIO) -> str:
+    digest, block = blake3(), memoryview(bytearray(1 << 20))
     while count := file.readinto(block):  # type: ignore[attr-defined]
         digest.update(block[:count])
     return digest.hexdigest()
