@@ -139,6 +139,21 @@ def test_a_reward_file_beside_the_recipe_is_found_from_anywhere(tmp_path, monkey
     assert load(recipe).rewards[0].name == f"{tmp_path / 'mine.py'}:f"
 
 
+@pytest.mark.parametrize(
+    ("given", "steps", "epochs"),
+    [({}, 100, 1.0), ({"steps": 7}, 7, 0.0), ({"steps": 7, "sft": {"batch": 4}}, 7, 0.0),
+     ({"steps": 7, "sft": {"epochs": 2}}, 7, 2.0), ({"sft": {"epochs": 2}}, 100, 2.0)],
+)  # fmt: skip
+@pytest.mark.parametrize("several", [False, True])
+def test_steps_count_where_only_they_are_given(given, steps, epochs, several):
+    """The one epoch that is the default does not overrule what the recipe says."""
+    one = {"name": "a", "weight": 1.0, "task": "demonstrations", "train": "rows.jsonl"}
+    data = [one, {**one, "name": "b"}] if several else {"task": "demonstrations", "train": "rows.jsonl"}
+    config = parse({"model": "m", "data": data, **given})
+    assert (config.steps, config.sft.epochs) == (steps, epochs)
+    assert parse({"model": "m", "steps": 7, "data": {"task": "gsm8k"}}).sft.epochs == 1.0
+
+
 def test_optimizer_steps_count_minibatches_and_inner_updates():
     config = parse(
         {"model": "m", "steps": 5, "rollout": {"prompts": 8}, "learner": {"minibatch_prompts": 2, "inner_updates": 3}}

@@ -18,7 +18,7 @@ from ..errors import ConfigError, nearest
 from ..utils.toml import dump_table
 from . import limits
 from .rules import validate
-from .schema import PAIRED, Config, ObjectiveConfig
+from .schema import DEMONSTRATED, PAIRED, Config, ObjectiveConfig
 
 T = typing.TypeVar("T")
 
@@ -119,6 +119,7 @@ def parse(table: Mapping[str, Any], *, base: Path | None = None) -> Config:
         }
     if "objective" not in table:
         table["objective"] = {"preset": _usual_preset(table)}
+    table |= _by_steps(table)
     config = _build(Config, table, "", problems)
     config = _anchored(config, base)
     # Keys that could not be read have their defaults here, so that validation still finds every other problem.
@@ -129,13 +130,25 @@ def parse(table: Mapping[str, Any], *, base: Path | None = None) -> Config:
     return config
 
 
-def _usual_preset(table: Mapping[str, Any]) -> str:
-    """The objective of a recipe that names none: by what its data are."""
+def _tasks(table: Mapping[str, Any]) -> set[Any]:
     data = table.get("data")
     sets = data if isinstance(data, list | tuple) else [data]
-    tasks = {one.get("task") for one in sets if isinstance(one, Mapping)}
+    return {one.get("task") for one in sets if isinstance(one, Mapping)}
+
+
+def _usual_preset(table: Mapping[str, Any]) -> str:
+    """The objective of a recipe that names none: by what its data are."""
     usual = {"demonstrations": "sft", "rollouts": "rft", PAIRED: "dpo"}
-    return next((preset for task, preset in usual.items() if task in tasks), ObjectiveConfig().preset)
+    return next((usual[task] for task in usual if task in _tasks(table)), ObjectiveConfig().preset)
+
+
+def _by_steps(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The ``[sft]`` table of demonstrations whose recipe gives steps and no epochs: steps count, not the one epoch that
+    is the default."""
+    own = table.get("sft", {})
+    if "steps" in table and isinstance(own, Mapping) and "epochs" not in own and _tasks(table) & set(DEMONSTRATED):
+        return {"sft": {**own, "epochs": 0}}
+    return {}
 
 
 def _anchored(config: Config, base: Path | None) -> Config:

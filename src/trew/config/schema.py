@@ -136,7 +136,7 @@ class ObjectiveConfig:
 class SftConfig:
     """Supervised fine-tuning, of recipes whose data are demonstrations, and DPO, where they are preference pairs."""
 
-    epochs: float = 1.0  # passes over the rows, instead of steps; 0 = steps counts
+    epochs: float = 1.0  # passes over the rows, which decide steps; 0 = steps counts, as when only steps is given
     batch: int = 16  # rows per step; of pairs, pairs
     loss_on: LossOn = "all"  # which answers of a row are learned: all, or the last one
     max_tokens: int = 1024  # the most tokens of a row, everything included; of a pair, with either answer

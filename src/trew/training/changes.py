@@ -13,7 +13,7 @@ from ..runs import RunFolder, read_config, redact_config
 from ..runs.record import step_files
 from ..utils.toml import flatten
 
-FREE_IN_A_RUN = (*FREE, "steps")
+FREE_IN_A_RUN = (*FREE, "steps", "sft.epochs")
 """The same for a single training, which may be given more steps; rounds must keep theirs."""
 
 
