@@ -229,7 +229,7 @@ def study_files() -> dict[Path, str]:
     text = "\n".join(
         line
         for found in conducted
-        for line in (f"## Results: {found['study']}", "", *report.page(found, images=IMAGES))
+        for line in (f"## Results: {found['study']}", "", *report.page(found, images=IMAGES), "")
     )
     pictures = {DOCS / IMAGES / name: svg for found in conducted for name, svg in draw(found).items()}
     return {page: filled(page.read_text(encoding="utf-8"), {"results": text.rstrip() or NONE_YET}), **pictures}

@@ -7,6 +7,7 @@ import json
 import numpy as np
 
 from study_help import row, simulated, study
+from trew.study.choice import choose
 from trew.study.design import Cell
 from trew.study.history import History
 from trew.study.pictures import draw
@@ -25,6 +26,28 @@ def test_results_read_back_and_the_page_is_the_same(tmp_path):
     for name in draw(found):
         assert (tmp_path / name).read_text().startswith("<svg")
         assert name in (tmp_path / "report.md").read_text()
+
+
+def test_an_unfinished_tuning_compares_values_by_the_same_seeds_and_chooses_nothing(tmp_path):
+    """By all runs of ``other`` 0.01 looks better; by the only seed that has run at both values, 0.001 does."""
+    design = study(tmp_path)
+    areas = {("clip", 0.001): (0.3, 0.3), ("clip", 0.01): (0.5, 0.5), ("same", 0.001): (0.4,),
+             ("other", 0.001): (0.6, 0.1), ("other", 0.01): (0.4,)}  # fmt: skip
+    rows = [
+        row(name, seed, 0.5, value=value, area=area)
+        for (name, value), of in areas.items()
+        for seed, area in zip(design.tuning, of, strict=False)
+    ]
+    found = assemble(design, {}, choose(design, rows), rows, History.read(tmp_path))
+    assert found["chosen"] == {"sums/off/clip": 0.01}
+    lines = list(page(found))
+    assert any(line.startswith("**Tuning is not complete**: 1 of these cells") for line in lines)
+    table = {line.split(" | ")[0].removeprefix("| "): line for line in lines if line.startswith("| sums/")}
+    assert table.keys() == {"sums/off/clip", "sums/off/other"}
+    assert "| 0.300 | 0.500 | 0.01* |" in table["sums/off/clip"]
+    assert "| 0.600 | 0.400 | open (0.001* by 1 of 2 seeds) |" in table["sums/off/other"]
+    assert lines[-1] == "Versions of trew: 1.0."
+    assert not any("exploratory" in line for line in lines), "no run is reported"
 
 
 def test_an_algorithm_that_fails_more_often_is_called_worse_by_that(tmp_path):

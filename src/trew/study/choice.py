@@ -23,6 +23,7 @@ class Tuned:
     values: tuple[float, ...]
     areas: tuple[float, ...]  # mean over tuning seeds
     failed: tuple[int, ...]  # runs
+    seeds: int = 0  # tuning seeds, each with a run at every value
 
     @property
     def best(self) -> int:
@@ -64,12 +65,16 @@ class Tuned:
 
 
 def tuned_of(cells: Iterable[Cell], values: tuple[float, ...], rows: Iterable[Row]) -> dict[Cell, Tuned]:
-    """The tuning of the cells for which every value has a run."""
-    by_cell: dict[Cell, dict[float | None, list[Row]]] = {}
+    """The tuning of the cells, by the seeds with a run at every value: the best of some values is no choice, and means
+    over different seeds cannot be compared. Cells without such a seed are left out."""
+    by_cell: dict[Cell, dict[int, dict[float | None, Row]]] = {}
     for row in rows:
-        by_cell.setdefault(row.run.cell, {}).setdefault(row.value, []).append(row)
-    # Only cells where every value has a run: the best of some values is no choice.
-    return {cell: _of(values, found) for cell in cells if (found := by_cell.get(cell)) and set(found) >= set(values)}
+        by_cell.setdefault(row.run.cell, {}).setdefault(row.seed, {})[row.value] = row
+    found = {}
+    for cell in cells:
+        if whole := [of for of in by_cell.get(cell, {}).values() if of.keys() >= set(values)]:
+            found[cell] = _of(values, whole)
+    return found
 
 
 def choose(study: Study, rows: Iterable[Row]) -> dict[Cell, float | None]:
@@ -82,9 +87,10 @@ def choose(study: Study, rows: Iterable[Row]) -> dict[Cell, float | None]:
     return {cell: found.values[found.best] for cell, found in tuned_of(whole, study.values, tuning).items()}
 
 
-def _of(values: tuple[float, ...], rows: Mapping[float | None, Sequence[Row]]) -> Tuned:
+def _of(values: tuple[float, ...], seeds: Sequence[Mapping[float | None, Row]]) -> Tuned:
     return Tuned(
         values,
-        tuple(float(np.mean([row.area for row in rows[value]])) for value in values),
-        tuple(sum(bool(row.failed) for row in rows[value]) for value in values),
+        tuple(float(np.mean([of[value].area for of in seeds])) for value in values),
+        tuple(sum(bool(of[value].failed) for of in seeds) for value in values),
+        len(seeds),
     )

@@ -44,7 +44,7 @@ def page(found: Mapping[str, Any], *, images: str = "") -> Iterator[str]:
     yield from _before_the_first_run(found)
     for regime in regimes(found):
         yield from _regime(found, regime, images)
-    if found["tuning"]:
+    if found["tuning"] and tuning(found):
         yield from _tuning(found)
     yield from _limits(found)
 
@@ -172,6 +172,13 @@ def _conduct_table(regime: Regime) -> Table:
 def _tuning(found: Mapping[str, Any]) -> Iterator[str]:
     design = found["design"]
     yield from [f"### Choice of `{design['tuned']}`", ""]
+    found_of = tuning(found)
+    if open_ := sum(tuned.seeds < design["tuning_seeds"] for tuned in found_of.values()):
+        yield (
+            f"**Tuning is not complete**: {open_} of these cells have no choice yet. Each row is of the seeds that "
+            "have a run at every value."
+        )
+        yield ""
     yield (
         f"Mean height of the held-out curve over {design['tuning_seeds']} tuning seeds; the largest is chosen. "
         f"`width`: decades around it in which it stays at {GOOD:.0%} or more; `at 3x`: what is left of it at the next "
@@ -181,10 +188,12 @@ def _tuning(found: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     head = ["cell", *(f"{value:g}" for value in design["values"]), "chosen", "width", "at 3x", "failed of all"]
     rows = []
-    for cell, tuned in sorted(tuning(found).items()):
+    for cell, tuned in sorted(found_of.items()):
         at = tuned.at_three_times
         chosen = f"{tuned.values[tuned.best]:g}{'*' if tuned.at_an_end else ''}"
-        total = len(tuned.values) * design["tuning_seeds"]
+        if tuned.seeds < design["tuning_seeds"]:
+            chosen = f"open ({chosen} by {tuned.seeds} of {design['tuning_seeds']} seeds)"
+        total = len(tuned.values) * tuned.seeds
         rows.append(
             [cell.name, *(f"{area:.3f}" for area in tuned.areas), chosen, f"{tuned.width:.1f}",
              "not tried" if at is None else f"{at:.0%}", f"{sum(tuned.failed)} of {total}"]
@@ -194,15 +203,14 @@ def _tuning(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _limits(found: Mapping[str, Any]) -> Iterator[str]:
-    versions = sorted({row["trew"] for row in found["runs"] if row["trew"]})
-    loads = [row["load"] for row in found["runs"]]
-    yield "All but the differences of final accuracy and of the curve's height is exploratory and uncorrected."
-    yield (
-        "Budgets are equal in completions. Seconds are not reported: the machine's load at the ends of runs was "
-        f"{min(loads):.1f} to {max(loads):.1f}."
-        if loads
-        else ""
-    )
+    rows = [*found["runs"], *found["tuning"]]
+    versions = sorted({row["trew"] for row in rows if row["trew"]})
+    if loads := [row["load"] for row in found["runs"]]:
+        yield "All but the differences of final accuracy and of the curve's height is exploratory and uncorrected."
+        yield (
+            "Budgets are equal in completions. Seconds are not reported: the machine's load at the ends of runs was "
+            f"{min(loads):.1f} to {max(loads):.1f}."
+        )
     yield f"Versions of trew: {', '.join(versions) or 'unknown'}."
 
 
