@@ -107,6 +107,18 @@ def test_what_is_shown_is_a_recipe_and_says_where_values_come_from(here, capsys)
     assert "seed" not in remarks
 
 
+@pytest.mark.parametrize("own", [{}, {"sft.epochs": "r.toml", "objective.preset": "r.toml"}])
+def test_a_value_that_another_setting_decides_is_not_shown_as_a_default(own):
+    data = {"task": "demonstrations", "train": "rows.jsonl"}
+    lines = annotated(parse({"model": "m", "steps": 7, "data": data}), {"steps": "r.toml", **own})
+    said = {key: next(line.partition("# ")[2] for line in lines if line.startswith(f"{key} = "))
+            for key in ("epochs", "preset", "steps")}  # fmt: skip
+    assert said == {
+        "epochs": own.get("sft.epochs", "as steps is given"),
+        "preset": own.get("objective.preset", "by data.task"), "steps": "r.toml",
+    }  # fmt: skip
+
+
 def test_later_wins_as_a_whole_where_a_table_or_a_list_is_replaced(here):
     found = origins(here / "r.toml", ["data.args={chat=false}", "rewards=[{name='gsm8k', weight=2.0}]"])
     assert found["data.args.chat"] == "--set"

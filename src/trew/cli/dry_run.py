@@ -59,8 +59,16 @@ def _keys(table: Mapping[str, Any], where: str = "") -> Iterator[str]:
             yield f"{where}{name}"
 
 
+def _implied(config: Config) -> dict[str, str]:
+    """Where values come from that another setting decides, unless the recipe gives them."""
+    if not config.demonstrates:
+        return {}
+    return {"objective.preset": "by data.task"} | ({} if config.sft.epochs else {"sft.epochs": "as steps is given"})
+
+
 def annotated(config: Config, given: Mapping[str, str], *, own_rewards: bool = False) -> list[str]:
     """The configuration as TOML, with a comment after each given value; ``own_rewards``: the rewards are the task's."""
+    given = {**_implied(config), **given}
     lines, section, number = [], "", -1
     for line in redact_config(dumps(config)).rstrip().splitlines():
         if line.startswith("[["):
