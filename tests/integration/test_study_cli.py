@@ -102,6 +102,16 @@ def test_no_run_goes_on_without_its_study(server, place):
     wait_for(lambda: gone(family), study.text)
 
 
+def test_a_study_that_a_signal_stops_writes_the_rows_of_all_runs_that_have_ended(server, place):
+    out = place / "stopped"
+    study = server.start("study", "study.toml", "--out", "stopped", cwd=place)
+    wait_for(lambda: " left, " in study.text() or study.ended(), study.text)  # said when a run is counted
+    assert study.kill(signal.SIGTERM).wait() == 128 + signal.SIGTERM, study.text()
+    found = json.loads((out / "results.json").read_text())
+    assert 1 <= len(found["tuning"]) + len(found["runs"]) <= ended(out)
+    assert not (out / "report.md").exists()
+
+
 def test_results_of_another_folder_are_continued(server, place, undisturbed):
     """As on another machine: there are no folders of runs, only results.json, and later not even that."""
     part = place / "part.json"

@@ -52,12 +52,18 @@ class Conduct:
             for line in History.read(self.out).note(self.study, runs=len(self.rows)):
                 self.say(f"note: {line}")
             self.say(self.forecast())
-            # ``chosen`` is read after the tuning runs, which decide it, and is written down before the first run that
-            # is reported.
-            self._all(pool, tuning_runs(self.study, self.cells))
-            if not self.time_is_over:
-                self.say_choices()
-                self._all(pool, reported_runs(self.study, self.cells, self.chosen))
+            try:
+                # ``chosen`` is read after the tuning runs, which decide it, and is written down before the first run
+                # that is reported.
+                self._all(pool, tuning_runs(self.study, self.cells))
+                if not self.time_is_over:
+                    self.say_choices()
+                    self._all(pool, reported_runs(self.study, self.cells, self.chosen))
+            except KeyboardInterrupt:
+                # The rows alone, which another machine may go on from: intervals and pictures take seconds, and
+                # whoever stops a study may not wait for them.
+                self.write_results()
+                raise
             return self.report()
 
     def dry_run(self) -> None:
@@ -264,9 +270,14 @@ class Conduct:
 
     def report(self) -> dict[str, Any]:
         """Writes results.json, report.md and its pictures from what has ended."""
+        found = self.write_results()
+        write_report(found, self.out)
+        return found
+
+    def write_results(self) -> dict[str, Any]:
+        """Writes results.json from what has ended."""
         found = results.assemble(self.study, self.models, self.chosen, list(self.rows.values()), History.read(self.out))
         write_atomic(self.out / "results.json", lambda file: file.write(results.text(found).encode()))
-        write_report(found, self.out)
         return found
 
     def say_parts(self) -> None:

@@ -88,6 +88,6 @@ def foreign_weights(parts: Sequence[Earlier], models: Mapping[str, Mapping[str, 
             if theirs and own and theirs != own:
                 yield (
                     f"--earlier: {part.source}: its model for {task} has other weights ({theirs[:12]}, here "
-                    f"{own[:12]}); models are made equal to the bit only by the same processor, torch and settings: "
+                    f"{own[:12]}), as another torch or other settings make them: "
                     f"copy models/{task} and models/{task}.json from the folder of that study, or leave the file out"
                 )
