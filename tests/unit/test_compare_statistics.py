@@ -14,6 +14,7 @@ from trew.eval.seeds import (
     least_pairs,
     mean_over_seeds,
     pairs_needed,
+    performance_profile,
     probability_of_improvement,
     simultaneous_intervals,
 )
@@ -32,10 +33,14 @@ B = [[0.35, 0.47, 0.25, 0.61, 0.52, 0.41, 0.50, 0.36], [0.64, 0.55, 0.70, 0.52, 
 #     metrics.probability_of_improvement(b, a), metrics.probability_of_improvement(b[:, :1], a[:, :1])
 #     library.get_interval_estimates({"a": a, "b": b}, lambda x: np.array([metrics.aggregate_iqm(x)]), reps=50000,
 #                                    random_state=np.random.RandomState(0))    and with aggregate_mean
+#     library.create_performance_profile({"a": a, "b": b}, np.array(THRESHOLDS))[0]
 IQM_A, IQM_B, IQM_A_FIRST = 0.4008333333333334, 0.4283333333333333, 0.40249999999999997
 IMPROVEMENT, IMPROVEMENT_FIRST = 0.5859375, 0.578125
 IQM_ENDS = {"a": (0.3575, 0.4416666666666667), "b": (0.38, 0.48)}
 MEAN_ENDS = {"a": (0.36083333333333334, 0.42333333333333334), "b": (0.38625, 0.4658333333333333)}
+THRESHOLDS = (0.1, 0.3, 0.42, 0.55, 0.8)
+PROFILES = {"a": (0.875, 0.6666666666666666, 0.4583333333333333, 0.2916666666666667, 0.0),
+            "b": (0.9166666666666666, 0.6666666666666666, 0.5, 0.25, 0.0)}  # fmt: skip
 
 
 def test_interquartile_means_are_those_of_rliable():
@@ -53,6 +58,20 @@ def test_probabilities_of_improvement_are_those_of_rliable():
 def test_bootstrap_intervals_are_those_of_rliable_up_to_their_random_numbers(statistic, ends):
     for tasks, wanted in ((A, ends["a"]), (B, ends["b"])):
         assert stratified_bootstrap(tasks, statistic=statistic)[1:] == pytest.approx(wanted, abs=0.004)
+
+
+@pytest.mark.parametrize(("tasks", "shares"), [(A, PROFILES["a"]), (B, PROFILES["b"])])
+def test_performance_profiles_are_those_of_rliable_and_their_intervals_wilsons(tasks, shares):
+    found = performance_profile(tasks, THRESHOLDS)
+    assert [interval.mean for interval in found] == pytest.approx(shares, abs=1e-12)
+    for interval, share in zip(found, shares, strict=True):
+        wanted = stats.binomtest(round(24 * share), 24).proportion_ci(method="wilson")
+        assert interval[1:] == pytest.approx((wanted.low, wanted.high), abs=1e-12)
+
+
+def test_tasks_count_the_same_in_a_profile_however_many_runs_they_have():
+    (interval,) = performance_profile([[1.0, 1.0, 1.0, 0.0], [0.0]], [0.5])
+    assert interval.mean == 0.375
 
 
 def test_the_bootstrap_for_few_seeds_is_wider_than_rliables_and_absent_below_five():

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+import xml.etree.ElementTree as ET
 
 import numpy as np
+import pytest
 
 from study_help import row, simulated, study
+from trew.eval.seeds import pairs_needed
+from trew.runs.report.shades import ShadedRow, shades
+from trew.study.analysis import regimes, spreads
 from trew.study.choice import choose
 from trew.study.design import Cell
 from trew.study.history import History
 from trew.study.pictures import draw
 from trew.study.report import page, write_report
 from trew.study.results import assemble, text
+
+NS = "{http://www.w3.org/2000/svg}"
 
 
 def test_results_read_back_and_the_page_is_the_same(tmp_path):
@@ -59,7 +66,9 @@ def test_an_algorithm_that_fails_more_often_is_called_worse_by_that(tmp_path):
     lines = list(page(found))
     held = lines[lines.index("Share of runs that did not fail:") :]
     verdicts = {name: next(line for line in held if line.startswith(f"| {name} ")) for name in ("other", "same")}
-    assert "-1.000 [-1.000, -1.000]" in verdicts["other"]
+    # Wilson's of 0 and 10 of 10; Newcombe's at 97.5 % for two comparisons, √2 of their sides of z²/(n + z²) = 0.334;
+    # 2 comparisons x McNemar's 2 / 2^10.
+    assert "| 0.000 [0.000, 0.278] | -1.000 [-1.000, -0.527] | 0.004 |" in verdicts["other"]
     assert verdicts["other"].endswith("| worse |")
     assert verdicts["same"].endswith("| equal |")
     # Nothing is said of failures where there are none.
@@ -67,3 +76,60 @@ def test_an_algorithm_that_fails_more_often_is_called_worse_by_that(tmp_path):
         design, {}, {Cell("sums", "off", "clip"): 0.01}, [r for r in rows if not r.failed], History(tmp_path)
     )
     assert "Share of runs that did not fail:" not in list(page(whole))
+
+
+def test_few_failures_more_are_not_told_apart_from_the_baseline(tmp_path):
+    fails = {("clip", 1), ("other", 1), ("other", 2), ("other", 3)}
+    rows = [row(name, seed, 0.5, failed="ended below its start" if (name, seed) in fails else "")
+            for name in ("clip", "other", "same") for seed in range(1, 11)]  # fmt: skip
+    design = study(tmp_path)
+    (regime,) = regimes(assemble(design, {}, dict.fromkeys(design.cells, 0.01), rows, History.read(tmp_path)))
+    found = regime.held["other"]
+    assert (found.share.mean, found.difference.mean, found.verdict) == (0.7, pytest.approx(-0.2), "not told apart")
+    assert found.difference.low < -0.2 < 0 < found.difference.high
+    assert found.p_value == 1.0  # two pairs changed: 2 comparisons x 2 / 2^2
+    assert regime.held["clip"].difference is None
+
+
+def test_completions_until_a_share_of_the_gain_start_at_the_start(tmp_path):
+    """From 0.2 the best ends at 0.6: half of its gain is 0.4, and 80 % is 0.52. Curves rise evenly until step 6."""
+    found = simulated(tmp_path, {"clip": [0.6] * 4, "other": [0.41] * 4, "same": [0.3] * 4})
+    (regime,) = regimes(found)
+    assert {name: regime.reached(name) for name in regime.rows} == {
+        "clip": [40.0, 60.0], "other": [60.0, 100.0], "same": [100.0, 100.0],
+    }  # fmt: skip
+
+
+def test_the_spread_of_the_tuning_seeds_says_how_many_pairs_a_difference_takes(tmp_path):
+    """Paired differences of other are 0.1 and 0.3 (sd 0.1414), those of same 0 and 0: pooled 0.1."""
+    design = study(tmp_path)
+    finals = {"clip": (0.4, 0.5), "other": (0.5, 0.8), "same": (0.4, 0.5)}
+    rows = [row(name, seed, final if value == 0.01 else 0.1, value=value)
+            for name, of in finals.items() for seed, final in zip(design.tuning, of, strict=True)
+            for value in design.values]  # fmt: skip
+    found = assemble(design, {}, choose(design, rows), rows, History.read(tmp_path))
+    (spread,) = spreads(found)
+    assert spread.sd == pytest.approx(0.1)
+    assert spread.needed == {d: pairs_needed(0.1, d, comparisons=2) for d in (0.05, 0.02, 0.01)}
+    line = next(line for line in page(found) if line.startswith("* In `off` the differences to `clip`"))
+    assert "a standard deviation of 0.100" in line
+    assert f"{spread.needed[0.02]} find a true difference of 0.02" in line
+    assert spreads({**found, "chosen": {}}) == []
+
+
+def test_the_picture_of_the_tuning_frames_what_is_chosen(tmp_path):
+    svg = draw(simulated(tmp_path, {"clip": [0.5, 0.6], "other": [0.4, 0.5]}))["study-planted-off-tuning.svg"]
+    drawn = ET.fromstring(svg)
+    cells = [(r.get("x"), r.get("class"), float(r.get("fill-opacity", "nan"))) for r in drawn.iter(f"{NS}rect")]
+    filled = [opacity for _, kind, opacity in cells if kind == "tc-f0"]
+    assert len(filled) == 4  # two algorithms, two values
+    assert max(filled) == 0.55
+    frames = [float(x) for x, kind, _ in cells if kind == "tc-whisker tc-s1"]
+    # In the column of 0.01, which is larger for both.
+    assert len(frames) == 2
+    assert frames[0] == frames[1] == max(float(x) for x, kind, _ in cells if kind == "tc-f0") + 1
+
+
+def test_numbers_that_do_not_fill_the_columns_are_refused():
+    with pytest.raises(ValueError, match="each with 2 values"):
+        shades([ShadedRow("a", [0.1])], ["1", "2"], title="t", x_label="x")

@@ -17,7 +17,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .statistics import LEVEL, Interval, iqm, normal_quantile, stratified_bootstrap
+from .statistics import LEVEL, Interval, iqm, normal_quantile, stratified_bootstrap, wilson
 
 POWER = 0.8
 _DRAWS = 20_000
@@ -102,6 +102,27 @@ def probability_of_improvement(
     low = 0.0 if theta == 0 else _solve(gap, 0.0, inside)
     high = 1.0 if theta == 1 else _solve(gap, inside, 1.0)
     return Interval(theta, min(low, theta), max(high, theta))
+
+
+def performance_profile(
+    tasks: Sequence[ArrayLike], thresholds: Sequence[float], *, level: float = LEVEL
+) -> list[Interval]:
+    """The share of runs whose score is above each threshold τ, averaged over tasks (Agarwal et al. 2021,
+    arXiv 2108.13264, section 4.2):
+
+        F(τ) = Σ_t Σ_n 1[x_tn > τ] / n_t / T
+
+    Intervals are pointwise score (Wilson) intervals for as many observations as there are runs: unlike a bootstrap,
+    they have a width above 0 where every run is on one side.
+
+    >>> print(*performance_profile([[0.1, 0.2, 0.3, 0.4]], [0.25]))
+    0.500 [0.150, 0.850]
+    """
+    values = _tasks(tasks)
+    runs = sum(x.size for x in values)
+    # (T, thresholds) -> (thresholds,)
+    shares = np.mean([(x[:, None] > np.asarray(thresholds)).mean(0) for x in values], axis=0)
+    return [wilson(float(share) * runs, runs, level=level) for share in shares]
 
 
 def simultaneous_intervals(

@@ -10,18 +10,45 @@ from typing import Any
 import numpy as np
 
 from ..errors import DataError
-from ..eval.comparison import Comparison, GroupScores, compare
+from ..eval.comparison import Comparison, GroupScores, Pair, Verdict, compare
+from ..eval.seeds import holm, pairs_needed
+from ..eval.statistics import LEVEL, Interval, paired_difference, wilson
 from .choice import Tuned, tuned_of
 from .design import Cell
 from .results import rows_of
 from .rows import Row
 
 REACHED = (0.5, 0.8)
-"""Shares of the best algorithm's final accuracy; how many completions a run needs to get there is reported."""
+"""Shares of the best algorithm's gain; how many completions a run needs to get there is reported. Of the gain and not
+of the accuracy: a warm start may have half of that already."""
+_DIFFERENCES = (0.05, 0.02, 0.01)
+"""True differences of the final accuracy for which the number of pairs is told."""
 
-_SCORES: tuple[Callable[[Row], float], ...] = (
-    lambda row: row.final, lambda row: row.area, lambda row: float(not row.failed)
-)  # fmt: skip
+_SCORES: tuple[Callable[[Row], float], ...] = (lambda row: row.final, lambda row: row.area)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The share of an algorithm's runs that did not fail, and its difference to the baseline over the same pairs.
+
+    Shares of few runs are far from normal, often 0 or 1: the share has the score (Wilson) interval, the difference
+    Newcombe's for paired shares at the level 1 - α/k for k comparisons (Bonferroni), so that all of them hold together,
+    and p is that of McNemar's exact test, corrected by Holm.
+    """
+
+    share: Interval
+    difference: Interval | None  # None for the baseline, and for an algorithm that is not compared
+    p_value: float
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How much differences to the baseline vary between the tuning seeds, and how many pairs that asks for."""
+
+    regime: str
+    sd: float  # of the final accuracy's paired differences within algorithms, pooled over them
+    needed: Mapping[float, int]  # true difference -> pairs that find it in 80 % of studies
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,25 +59,28 @@ class Regime:
     rows: Mapping[str, Sequence[Row]]  # by algorithm, sorted by name
     final: Comparison | None  # of the final accuracy; None if nothing can be compared
     area: Comparison | None  # of the mean height of the held-out curve
-    held: Comparison | None  # of the share of runs that did not fail
+    held: Mapping[str, Held]  # by algorithm; empty if nothing can be compared
     why_not: str  # the reason for None
 
     def failures(self, algorithm: str) -> Counter[str]:
         return Counter(row.failed for row in self.rows[algorithm] if row.failed)
 
     def reached(self, algorithm: str) -> list[float]:
-        """Mean completions until a run is at each share of the best algorithm's final accuracy, by task.
+        """Mean completions until a run has each share of the best algorithm's gain: start + share (best - start), with
+        means over the runs of its task.
 
-        A run that never reaches it counts with all of its completions (a restricted mean).
+        A run that never has it counts with all of its completions (a restricted mean).
         """
-        return [float(np.mean([_reach(row, share * self._best(row.task)) for row in self.rows[algorithm]]))
+        goals = {task: self._start_and_best(task) for task in {row.task for row in self.rows[algorithm]}}
+        return [float(np.mean([_reach(row, start + share * (best - start))
+                               for row in self.rows[algorithm] for start, best in [goals[row.task]]]))
                 for share in REACHED]  # fmt: skip
 
-    def _best(self, task: str) -> float:
+    def _start_and_best(self, task: str) -> tuple[float, float]:
         # An algorithm without a run of the task has no mean there.
-        means = [np.mean([r.final for r in rows if r.task == task]) for rows in self.rows.values()
-                 if any(r.task == task for r in rows)]  # fmt: skip
-        return float(max(means))
+        of = [found for rows in self.rows.values() if (found := [row for row in rows if row.task == task])]
+        start = np.mean([row.accuracy[0] for rows in of for row in rows])
+        return float(start), float(max(np.mean([row.final for row in rows]) for rows in of))
 
 
 def regimes(found: Mapping[str, Any]) -> list[Regime]:
@@ -74,16 +104,78 @@ def tuning(found: Mapping[str, Any]) -> dict[Cell, Tuned]:
     return tuned_of(cells, tuple(design["values"]), rows_of(found, "tuning"))
 
 
+def spreads(found: Mapping[str, Any]) -> list[Spread]:
+    """The spread in each regime whose tuning is complete for the baseline and another algorithm.
+
+    The runs are those of the tuning seeds at the chosen values: nothing that is reported is used, so that the number of
+    seeds can be set by it.
+    """
+    design = found["design"]
+    chosen = [row for row in rows_of(found, "tuning") if found["chosen"].get(row.run.cell.name) == row.value]
+    result = []
+    for name in design["regimes"]:
+        by: dict[str, dict[Pair, float]] = {}
+        for row in chosen:
+            if row.regime == name:
+                by.setdefault(row.algorithm, {})[row.task, row.seed] = row.final
+        if (sd := _pooled(by, design["baseline"])) is not None:
+            count = len(design["algorithms"]) - 1
+            result.append(Spread(name, sd, {d: pairs_needed(sd, d, comparisons=count) for d in _DIFFERENCES}))
+    return result
+
+
+def _pooled(finals: Mapping[str, Mapping[Pair, float]], baseline: str) -> float | None:
+    """The standard deviation of paired differences within tasks and algorithms; None without two pairs of any."""
+    base, squares, freedom = finals.get(baseline, {}), 0.0, 0
+    for name, of in finals.items():
+        by_task: dict[str, list[float]] = {}
+        for pair in of.keys() & base.keys() if name != baseline else ():
+            by_task.setdefault(pair[0], []).append(of[pair] - base[pair])
+        for differences in by_task.values():
+            squares += float(np.var(differences)) * len(differences)
+            freedom += len(differences) - 1
+    return float(np.sqrt(squares / freedom)) if freedom else None
+
+
 def _regime(name: str, rows: Mapping[str, Sequence[Row]], baseline: str) -> Regime:
     if baseline not in rows:
-        return Regime(name, rows, None, None, None, f"no run of the baseline {baseline} has ended")
+        return Regime(name, rows, None, None, {}, f"no run of the baseline {baseline} has ended")
     try:
-        final, area, held = (_compared(rows, baseline, score) for score in _SCORES)
+        final, area = (_compared(rows, baseline, score) for score in _SCORES)
     except DataError:
-        return Regime(name, rows, None, None, None, "the algorithms have fewer than two seeds in common")
+        return Regime(name, rows, None, None, {}, "the algorithms have fewer than two seeds in common")
     if not final.versus:
-        return Regime(name, rows, None, None, None, "no algorithm has two seeds in common with the baseline")
-    return Regime(name, rows, final, area, held, "")
+        return Regime(name, rows, None, None, {}, "no algorithm has two seeds in common with the baseline")
+    return Regime(name, rows, final, area, _held(rows, final), "")
+
+
+def _held(rows: Mapping[str, Sequence[Row]], final: Comparison) -> dict[str, Held]:
+    """The comparison of failures, over the pairs and the algorithms of that of the final accuracy."""
+    kept = {name: {(row.task, row.seed): float(not row.failed) for row in of} for name, of in rows.items()}
+    compared = [versus.name for versus in final.versus]
+    of_base = [kept[final.baseline][pair] for pair in final.pairs]
+    level = 1 - (1 - LEVEL) / len(compared)
+    against = {
+        name: paired_difference(of_base, [kept[name][pair] for pair in final.pairs], level=level) for name in compared
+    }
+    p_values = dict(zip(compared, holm([against[name].p_value for name in compared]), strict=True))
+    found = {}
+    for name, of in kept.items():
+        share = wilson(sum(of.values()), len(of))
+        if name not in against:
+            found[name] = Held(share, None, 1.0, "equal")
+            continue
+        one, p_value = against[name], p_values[name]
+        found[name] = Held(share, one.difference, p_value, _verdict(one.difference, p_value, one.better + one.worse))
+    return found
+
+
+def _verdict(difference: Interval, p_value: float, changed: int) -> Verdict:
+    if not changed:
+        return "equal"
+    if difference.low <= 0 <= difference.high or p_value > 1 - LEVEL:
+        return "not told apart"
+    return "better" if difference.mean > 0 else "worse"
 
 
 def _compared(rows: Mapping[str, Sequence[Row]], baseline: str, score: Callable[[Row], float]) -> Comparison:

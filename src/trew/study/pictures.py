@@ -1,18 +1,29 @@
-"""The pictures of a study: forest plots of the differences, and curves with bands, as SVG."""
+"""The pictures of a study as SVG: forest plots of the differences, curves with bands beside performance profiles, and
+the results at every value of the tuned setting."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from ..eval.seeds import performance_profile
 from ..eval.statistics import mean_interval
 from ..runs.report import Series, line_chart
 from ..runs.report.forest import ForestRow, forest
-from .analysis import Regime, regimes
+from ..runs.report.shades import ShadedRow, shades
+from ..runs.report.svg import side_by_side
+from .analysis import Regime, regimes, tuning
+from .choice import Tuned
+from .design import Cell
 from .rows import Row
 
 _AT_ONCE = 4
 """Algorithms in one picture, beside the baseline: more bands could not be told apart."""
+_THRESHOLDS = 101
+_PANEL: dict[str, Any] = {"width": 480, "height": 280, "standalone": False}
 
 
 def draw(found: Mapping[str, Any]) -> dict[str, str]:
@@ -23,7 +34,7 @@ def draw(found: Mapping[str, Any]) -> dict[str, str]:
             made[forest_name(found, regime)] = _forest(regime, found["design"]["baseline"])
         names = curve_names(found, regime)
         made |= {name: _curves(found, regime, part) for name, part in zip(names, _parts(found, regime), strict=True)}
-    return made
+    return made | {name: _tuning(found, cells) for name, cells in _tuned_cells(found).items()}
 
 
 def forest_name(found: Mapping[str, Any], regime: Regime) -> str:
@@ -53,12 +64,64 @@ def _forest(regime: Regime, baseline: str) -> str:
     return forest(rows, title=title, x_label="difference with simultaneous 95 % intervals")
 
 
-def _curves(found: Mapping[str, Any], regime: Regime, algorithms: Sequence[str]) -> str:
-    series = [_series(name, regime.rows[name]) for name in algorithms]
-    return line_chart(
-        series, title=f"{regime.name}: held-out accuracy, mean and 95 % interval over runs", x_label="step",
-        y_label="share correct", y_range=(0.0, 1.0), width=720,
+def tuning_names(found: Mapping[str, Any]) -> list[str]:
+    return list(_tuned_cells(found))
+
+
+def _tuned_cells(found: Mapping[str, Any]) -> dict[str, dict[Cell, Tuned]]:
+    """The cells of each picture of the tuning, by its file name: one for each regime."""
+    made: dict[str, dict[Cell, Tuned]] = {}
+    for cell, tuned in sorted(tuning(found).items()):
+        made.setdefault(f"study-{found['study']}-{cell.regime}-tuning.svg", {})[cell] = tuned
+    return made
+
+
+def _tuning(found: Mapping[str, Any], cells: Mapping[Cell, Tuned]) -> str:
+    design = found["design"]
+    one_task = len(design["tasks"]) == 1
+    rows = [
+        ShadedRow(cell.algorithm if one_task else f"{cell.task}/{cell.algorithm}", tuned.areas,
+                  tuned.best if tuned.seeds == design["tuning_seeds"] else None)
+        for cell, tuned in cells.items()
+    ]  # fmt: skip
+    regime = next(iter(cells)).regime
+    return shades(
+        rows, [f"{value:g}" for value in design["values"]], x_label=design["tuned"],
+        title=f"{regime}: mean height of the held-out curve over tuning seeds; the frame is the choice",
     )  # fmt: skip
+
+
+def _curves(found: Mapping[str, Any], regime: Regime, algorithms: Sequence[str]) -> str:
+    """Curves over steps, and beside them the distribution of where the runs ended."""
+    curves = [_series(name, regime.rows[name]) for name in algorithms]
+    profiles = _profiles(regime, algorithms)
+    charts = [
+        line_chart(_unnamed(curves), x_label="step", y_label="share correct", y_range=(0.0, 1.0), **_PANEL),
+        line_chart(profiles, x_label="final accuracy τ", y_label="share of runs above τ", y_range=(0.0, 1.0), **_PANEL),
+    ]
+    return side_by_side(
+        charts, width=_PANEL["width"], height=_PANEL["height"], legend=curves,
+        title=f"{regime.name}: held-out accuracy over steps, and where runs end; means and 95 % intervals over runs",
+    )  # fmt: skip
+
+
+def _unnamed(series: Sequence[Series]) -> list[Series]:
+    # One legend for both panels.
+    return [dataclasses.replace(each, name="") for each in series]
+
+
+def _profiles(regime: Regime, algorithms: Sequence[str]) -> list[Series]:
+    """Performance profiles over the range in which the regime's runs ended, the same for all of its pictures."""
+    finals = [row.final for rows in regime.rows.values() for row in rows]
+    at = [float(x) for x in np.linspace(min(finals), max(finals), _THRESHOLDS)]
+    found = []
+    for name in algorithms:
+        by_task: dict[str, list[float]] = {}
+        for row in regime.rows[name]:
+            by_task.setdefault(row.task, []).append(row.final)
+        shares = performance_profile(list(by_task.values()), at)
+        found.append(Series("", at, [s.mean for s in shares], [s.low for s in shares], [s.high for s in shares]))
+    return found
 
 
 def _series(name: str, rows: Sequence[Row]) -> Series:

@@ -14,7 +14,7 @@ from ..eval.seeds import least_pairs
 from ..eval.statistics import Interval
 from ..runs.files import write_atomic
 from . import pictures
-from .analysis import REACHED, Regime, regimes, tuning
+from .analysis import REACHED, Held, Regime, regimes, spreads, tuning
 from .choice import GOOD
 from .rows import LAST
 
@@ -45,7 +45,7 @@ def page(found: Mapping[str, Any], *, images: str = "") -> Iterator[str]:
     for regime in regimes(found):
         yield from _regime(found, regime, images)
     if found["tuning"] and tuning(found):
-        yield from _tuning(found)
+        yield from _tuning(found, images)
     yield from _limits(found)
 
 
@@ -86,7 +86,7 @@ def _regime(found: Mapping[str, Any], regime: Regime, images: str) -> Iterator[s
     design = found["design"]
     settings = ", ".join(f"`{key} = {value}`" for key, value in design["regimes"][regime.name].items()) or "no changes"
     yield from [f"### Regime `{regime.name}`: {settings}", ""]
-    if regime.final is None or regime.area is None or regime.held is None:
+    if regime.final is None or regime.area is None:
         yield from [f"Nothing is compared: {regime.why_not}.", ""]
     else:
         name = pictures.forest_name(found, regime)
@@ -98,7 +98,13 @@ def _regime(found: Mapping[str, Any], regime: Regime, images: str) -> Iterator[s
         yield ""
         if any(row.failed for rows in regime.rows.values() for row in rows):
             yield from ["Share of runs that did not fail:", ""]
-            yield from markdown(comparison_table(found, regime, regime.held))
+            yield from markdown(_held_table(regime, design["baseline"]))
+            yield ""
+            yield (
+                f"The {len(regime.final.versus)} intervals of differences hold together in 95 of 100 studies "
+                "(Newcombe's for paired shares, at Bonferroni's level); p is that of McNemar's exact test, corrected "
+                "(Holm)."
+            )
             yield ""
     yield from ["How the runs went, means over runs:", "", *markdown(_conduct_table(regime)), ""]
     for name in pictures.curve_names(found, regime):
@@ -107,25 +113,38 @@ def _regime(found: Mapping[str, Any], regime: Regime, images: str) -> Iterator[s
 
 def comparison_table(found: Mapping[str, Any], regime: Regime, comparison: Comparison | None) -> Table:
     """One row for each algorithm, sorted by name."""
-    head = ["algorithm", "runs", "failed", "mean [95 %]", "IQM", "minus the baseline [95 %]", "p", "P(better)",
-            "would be found", "verdict"]  # fmt: skip
+    head = ["algorithm", "runs", "failed", "mean [95 %]", "IQM [95 %]", "minus the baseline [95 %]", "p",
+            "P(better) [95 %]", "would be found", "verdict"]  # fmt: skip
     groups = {} if comparison is None else {group.name: group for group in comparison.groups}
     versus = {} if comparison is None else {v.name: v for v in comparison.versus}
     rows = []
     for name, of in regime.rows.items():
         own = groups.get(name)
         mean = _interval(own.mean) if own else f"{np.mean([row.final for row in of]):.3f}"
-        iqm = f"{own.iqm.mean:.3f}" if own else ""
+        iqm = _interval(own.iqm) if own else ""
         against = ["baseline", *[""] * 4] if name == found["design"]["baseline"] else _versus(versus.get(name))
         rows.append([name, str(len(of)), _failed(regime, name), mean, iqm, *against])
     return [head, *rows]
+
+
+def _held_table(regime: Regime, baseline: str) -> Table:
+    head = ["algorithm", "runs", "failed", "share [95 %]", "minus the baseline [95 %]", "p", "verdict"]
+    return [head, *([name, str(len(regime.rows[name])), _failed(regime, name), _interval(held.share),
+                     *_against(held, baseline=name == baseline)]
+                    for name, held in regime.held.items())]  # fmt: skip
+
+
+def _against(held: Held, *, baseline: bool) -> list[str]:
+    if held.difference is None:
+        return ["baseline" if baseline else "not compared", "", ""]
+    return [_interval(held.difference, sign="+"), _p(held.p_value), held.verdict]
 
 
 def _versus(v: Versus | None) -> list[str]:
     if v is None:
         return ["not compared", *[""] * 4]
     found = "none" if v.detectable is None else f"{v.detectable:.3f}"
-    return [_interval(v.difference, sign="+"), f"{v.p_value:.3f}", f"{v.improvement.mean:.2f}", found, v.verdict]
+    return [_interval(v.difference, sign="+"), _p(v.p_value), _interval(v.improvement, digits=2), found, v.verdict]
 
 
 def _failed(regime: Regime, algorithm: str) -> str:
@@ -154,7 +173,7 @@ def _reading(comparison: Comparison) -> Iterator[str]:
 
 
 def _conduct_table(regime: Regime) -> Table:
-    reached = [f"completions to {share:.0%} of the best" for share in REACHED]
+    reached = [f"completions to {share:.0%} of the best gain" for share in REACHED]
     head = ["algorithm", *reached, "entropy, end / start", "largest KL of a step", "clipped", "cut off", "no signal",
             "tokens", "updates"]  # fmt: skip
     rows = []
@@ -169,7 +188,7 @@ def _conduct_table(regime: Regime) -> Table:
     return [head, *rows]
 
 
-def _tuning(found: Mapping[str, Any]) -> Iterator[str]:
+def _tuning(found: Mapping[str, Any], images: str) -> Iterator[str]:
     design = found["design"]
     yield from [f"### Choice of `{design['tuned']}`", ""]
     found_of = tuning(found)
@@ -200,13 +219,33 @@ def _tuning(found: Mapping[str, Any]) -> Iterator[str]:
         )  # fmt: skip
     yield from markdown([head, *rows])
     yield ""
+    for name in pictures.tuning_names(found):
+        yield from [f"![Height of the held-out curve at every {design['tuned']}]({images}{name})", ""]
+    yield from _spreads(found)
+
+
+def _spreads(found: Mapping[str, Any]) -> Iterator[str]:
+    """How many seeds the tuning runs ask for."""
+    baseline = found["design"]["baseline"]
+    for spread in spreads(found):
+        needed = ", ".join(f"{pairs} find a true difference of {d:g}" for d, pairs in spread.needed.items())
+        yield (
+            f"* In `{spread.regime}` the differences to `{baseline}` in final accuracy, at the chosen values and over "
+            f"the tuning seeds, have a standard deviation of {spread.sd:.3f} (pooled over algorithms). By that, of "
+            f"pairs, {needed} in 80 of 100 studies."
+        )
+    yield ""
 
 
 def _limits(found: Mapping[str, Any]) -> Iterator[str]:
     rows = [*found["runs"], *found["tuning"]]
     versions = sorted({row["trew"] for row in rows if row["trew"]})
     if loads := [row["load"] for row in found["runs"]]:
-        yield "All but the differences of final accuracy and of the curve's height is exploratory and uncorrected."
+        yield (
+            "Intervals and p are corrected for the comparisons within one table, not for there being several tables "
+            "and regimes. All but the differences of final accuracy, of the curve's height and of the share of runs "
+            "that did not fail is exploratory and uncorrected."
+        )
         yield (
             "Budgets are equal in completions. Seconds are not reported: the machine's load at the ends of runs was "
             f"{min(loads):.1f} to {max(loads):.1f}."
@@ -227,11 +266,15 @@ def _aligned(table: Table) -> list[str]:
     return ["  " + "  ".join(c.ljust(w) for c, w in zip(cells, widths, strict=True)).rstrip() for cells in table]
 
 
-def _interval(interval: Interval, *, sign: str = "") -> str:
-    mean = f"{interval.mean:{sign}.3f}"
+def _interval(interval: Interval, *, sign: str = "", digits: int = 3) -> str:
+    mean = f"{interval.mean:{sign}.{digits}f}"
     if not math.isfinite(interval.low):
         return f"{mean} [no interval]"
-    return f"{mean} [{interval.low:{sign}.3f}, {interval.high:{sign}.3f}]"
+    return f"{mean} [{interval.low:{sign}.{digits}f}, {interval.high:{sign}.{digits}f}]"
+
+
+def _p(p_value: float) -> str:
+    return "< 0.001" if p_value < 0.001 else f"{p_value:.3f}"
 
 
 def _mean(values: Sequence[float | None]) -> str:
