@@ -61,6 +61,14 @@ def test_few_seeds_are_said_to_show_nothing(tmp_path):
     assert "3 pairs cannot show any difference" in text
 
 
+def test_regimes_without_runs_are_named(tmp_path):
+    plan = study(tmp_path, regimes={"on": {}, "stale": {"rollout.stale_steps": 2}})
+    given = finals(np.random.default_rng(4), sd=0.01, shifts={"clip": 0.0, "other": 0.0, "same": 0.0})
+    text = "\n".join(page(simulated(tmp_path, given, plan)))
+    assert "10 of 10 seeds have runs, 30 runs in all; nothing of the regimes on, stale is reported yet." in text
+    assert "This is a part" not in "\n".join(page(simulated(tmp_path, given, study(tmp_path))))
+
+
 def test_without_a_pair_nothing_is_compared_and_the_page_says_why(tmp_path):
     results = simulated(tmp_path, {"clip": [0.5], "other": [0.6], "same": [0.6]})
     (regime,) = regimes(results)

@@ -73,11 +73,13 @@ def _before_the_first_run(found: Mapping[str, Any]) -> Iterator[str]:
             f"Model for {task}: {model['parameters']:,} parameters, made by the study; {model['steps']} supervised "
             f"steps to a probability of {model['accuracy']:.2f} of the right answer."
         )
-    if len(seeds) < design["seeds"]:
+    without = [name for name in design["regimes"] if name not in {row["regime"] for row in found["runs"]}]
+    if len(seeds) < design["seeds"] or without:
+        missing = f"; nothing of the regimes {', '.join(without)} is reported yet" if without else ""
         yield ""
         yield (
             f"**This is a part of the study**: {len(seeds)} of {design['seeds']} seeds have runs, {len(found['runs'])} "
-            f"runs in all. It claims nothing beyond what these can show."
+            f"runs in all{missing}. It claims nothing beyond what these can show."
         )
     yield ""
 
