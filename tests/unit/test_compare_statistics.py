@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from trew.eval.comparison import GroupScores, compare
+from trew.eval.comparison import GroupScores, compare, verdict_of
 from trew.eval.seeds import (
     detectable_difference,
     holm,
@@ -18,7 +18,7 @@ from trew.eval.seeds import (
     probability_of_improvement,
     simultaneous_intervals,
 )
-from trew.eval.statistics import iqm, sign_flip, stratified_bootstrap
+from trew.eval.statistics import Interval, iqm, sign_flip, stratified_bootstrap
 
 A = [[0.31, 0.42, 0.28, 0.55, 0.47, 0.39, 0.44, 0.36], [0.62, 0.58, 0.71, 0.49, 0.66, 0.60, 0.57, 0.73],
      [0.10, 0.12, 0.05, 0.31, 0.22, 0.08, 0.15, 0.19]]  # fmt: skip
@@ -181,3 +181,20 @@ def test_five_seeds_are_never_enough_however_clear_they_look():
         assert versus.difference.low > 0
         assert versus.verdict == verdict
         assert (versus.detectable is None) == (seeds == 5)
+
+
+@pytest.mark.parametrize(
+    ("interval", "p_value", "settings", "verdict"),
+    [
+        (Interval(0.2, 0.1, 0.3), 0.01, {}, "better"),
+        (Interval(0.2, 0.1, 0.3), 0.05, {}, "better"),
+        (Interval(-0.2, -0.3, -0.1), 0.01, {}, "worse"),
+        (Interval(-0.2, -0.3, -0.1), 0.01, {"sign": -1.0}, "better"),
+        (Interval(0.2, -0.1, 0.5), 0.01, {}, "not told apart"),  # the interval has 0
+        (Interval(0.2, 0.1, 0.3), 0.06, {}, "not told apart"),  # p is above 0.05
+        (Interval(0.2, 0.1, 0.3), 0.06, {"level": 0.9}, "better"),
+        (Interval(0.0, 0.0, 0.0), 1.0, {"changed": False}, "equal"),
+    ],
+)
+def test_a_verdict_needs_both_the_interval_and_the_p_value(interval, p_value, settings, verdict):
+    assert verdict_of(interval, p_value, **{"changed": True, **settings}) == verdict

@@ -15,8 +15,8 @@ from trew.study.analysis import regimes, spreads
 from trew.study.choice import choose
 from trew.study.design import Cell
 from trew.study.history import History
-from trew.study.pictures import draw
-from trew.study.report import page, write_report
+from trew.study.pictures import _profiles, draw
+from trew.study.report import describe, page, write_report
 from trew.study.results import assemble, text
 
 NS = "{http://www.w3.org/2000/svg}"
@@ -53,6 +53,10 @@ def test_an_unfinished_tuning_compares_values_by_the_same_seeds_and_chooses_noth
     assert table.keys() == {"sums/off/clip", "sums/off/other"}
     assert "| 0.300 | 0.500 | 0.01* |" in table["sums/off/clip"]
     assert "| 0.600 | 0.400 | open (0.001* by 1 of 2 seeds) |" in table["sums/off/other"]
+    # In the picture too: the frame is in the row of clip, and other has none.
+    frames = [r for r in ET.fromstring(draw(found)["study-planted-off-tuning.svg"]).iter(f"{NS}rect")
+              if r.get("class") == "tc-whisker tc-s1"]  # fmt: skip
+    assert len(frames) == 1
     assert lines[-1] == "Versions of trew: 1.0."
     assert not any("exploratory" in line for line in lines), "no run is reported"
 
@@ -133,3 +137,32 @@ def test_the_picture_of_the_tuning_frames_what_is_chosen(tmp_path):
 def test_numbers_that_do_not_fill_the_columns_are_refused():
     with pytest.raises(ValueError, match="each with 2 values"):
         shades([ShadedRow("a", [0.1])], ["1", "2"], title="t", x_label="x")
+
+
+@pytest.mark.parametrize(("finals", "ends"), [
+    ({"clip": [0.43, 0.43], "other": [0.38, 0.38]}, (0.2, 0.45)),
+    ({"clip": [0.2, 0.2], "other": [0.2, 0.2]}, (0.2, 0.25)),
+])  # fmt: skip
+def test_curves_of_a_regime_have_one_axis_that_shows_their_differences(tmp_path, finals, ends):
+    """They begin at 0.2. Equal curves still have an axis with a length."""
+    svg = draw(simulated(tmp_path, finals))["study-planted-off-curves-1.svg"]
+    left = next(ET.fromstring(svg).iter(f"{NS}g"))
+    told = [float(t.text) for t in left.iter(f"{NS}text") if t.get("text-anchor") == "end" and t.text[0].isdigit()]
+    assert (min(told), max(told)) == pytest.approx(ends, abs=0.011)
+
+
+def test_the_terminal_has_the_table_without_what_only_the_page_has_room_for(tmp_path):
+    found = simulated(tmp_path, {name: np.linspace(0.4, 0.5, 10) for name in ("clip", "other")})
+    told = describe(found)
+    assert max(map(len, told.splitlines())) <= 120
+    assert "minus the baseline [95 %]" in told
+    assert "IQM" not in told
+    assert any("IQM [95 %]" in line for line in page(found))
+
+
+def test_profiles_are_of_the_final_accuracy_over_the_range_of_all_algorithms(tmp_path):
+    (regime,) = regimes(simulated(tmp_path, {"clip": [0.5, 0.7], "other": [0.3, 0.9]}))
+    clip, other = _profiles(regime, ["clip", "other"])
+    assert (clip.x[0], clip.x[-1]) == (other.x[0], other.x[-1]) == pytest.approx((0.3, 0.9))
+    for series, finals in ((clip, (0.5, 0.7)), (other, (0.3, 0.9))):
+        assert list(series.y) == [np.mean([final > at + 1e-9 for final in finals]) for at in series.x]

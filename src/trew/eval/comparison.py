@@ -104,7 +104,7 @@ def summary(group: GroupScores, *, level: float = LEVEL) -> GroupSummary:
     """Mean, spread and interquartile mean of a group's runs."""
     tasks = _by_task(group, sorted(group.scores))
     return GroupSummary(
-        group.name, len(group.scores), seeds.mean_over_seeds(tasks, level=level), _pooled_sd(tasks),
+        group.name, len(group.scores), seeds.mean_over_seeds(tasks, level=level), pooled_sd(tasks),
         seeds.iqm_over_seeds(tasks, level=level),
     )  # fmt: skip
 
@@ -144,7 +144,7 @@ def _by_task(group: GroupScores, pairs: Sequence[Pair]) -> list[np.ndarray]:
     ]  # fmt: skip
 
 
-def _pooled_sd(tasks: Sequence[np.ndarray]) -> float:
+def pooled_sd(tasks: Sequence[np.ndarray]) -> float:
     """√(Σ_t (n_t - 1) s_t² / Σ_t (n_t - 1)); nan where no task has two seeds."""
     freedom = sum(x.size - 1 for x in tasks)
     return math.sqrt(sum(float(((x - x.mean()) ** 2).sum()) for x in tasks) / freedom) if freedom else math.nan
@@ -167,7 +167,7 @@ def _versus(
     for i, group in enumerate(paired):
         # P(better) where lower scores are better compares their negatives.
         better, than = ([sign * x for x in tasks] for tasks in (scores[i], of_base))
-        sd = _pooled_sd(differences[i])
+        sd = pooled_sd(differences[i])
         found.append(
             Versus(
                 name=group.name,
@@ -179,7 +179,9 @@ def _versus(
                 detectable=seeds.detectable_difference(
                     sd, len(pairs), comparisons=len(paired), power=power, level=level
                 ),
-                verdict=_verdict(differences[i], intervals[i], p_values[i], sign, level),
+                verdict=verdict_of(
+                    intervals[i], p_values[i], changed=any(d.any() for d in differences[i]), sign=sign, level=level
+                ),
             )
         )
     return found
@@ -192,10 +194,12 @@ def _weighted(differences: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate([d * (n / (len(differences) * d.size)) for d in differences])
 
 
-def _verdict(
-    differences: Sequence[np.ndarray], interval: Interval, p_value: float, sign: float, level: float
+def verdict_of(
+    interval: Interval, p_value: float, *, changed: bool, sign: float = 1.0, level: float = LEVEL
 ) -> Verdict:
-    if not any(d.any() for d in differences):
+    """What an interval of a difference and its corrected p-value say together; ``changed`` is whether any pair differs.
+    ``sign`` is -1 where lower scores are better."""
+    if not changed:
         return "equal"
     # The slack is for a p-value that equals 1 - level but for rounding.
     if interval.low <= 0 <= interval.high or p_value > 1 - level + 1e-12:

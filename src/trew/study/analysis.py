@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DataError
-from ..eval.comparison import Comparison, GroupScores, Pair, Verdict, compare
+from ..eval.comparison import Comparison, GroupScores, Pair, Verdict, compare, pooled_sd, verdict_of
 from ..eval.seeds import holm, pairs_needed
 from ..eval.statistics import LEVEL, Interval, paired_difference, wilson
 from .choice import Tuned, tuned_of
@@ -118,23 +119,21 @@ def spreads(found: Mapping[str, Any]) -> list[Spread]:
         for row in chosen:
             if row.regime == name:
                 by.setdefault(row.algorithm, {})[row.task, row.seed] = row.final
-        if (sd := _pooled(by, design["baseline"])) is not None:
+        sd = pooled_sd(_differences(by, design["baseline"]))
+        if not math.isnan(sd):  # no algorithm has two pairs with the baseline
             count = len(design["algorithms"]) - 1
             result.append(Spread(name, sd, {d: pairs_needed(sd, d, comparisons=count) for d in _DIFFERENCES}))
     return result
 
 
-def _pooled(finals: Mapping[str, Mapping[Pair, float]], baseline: str) -> float | None:
-    """The standard deviation of paired differences within tasks and algorithms; None without two pairs of any."""
-    base, squares, freedom = finals.get(baseline, {}), 0.0, 0
+def _differences(finals: Mapping[str, Mapping[Pair, float]], baseline: str) -> list[np.ndarray]:
+    """The paired differences to the baseline: one array for each algorithm and task."""
+    base, found = finals.get(baseline, {}), []
     for name, of in finals.items():
-        by_task: dict[str, list[float]] = {}
-        for pair in of.keys() & base.keys() if name != baseline else ():
-            by_task.setdefault(pair[0], []).append(of[pair] - base[pair])
-        for differences in by_task.values():
-            squares += float(np.var(differences)) * len(differences)
-            freedom += len(differences) - 1
-    return float(np.sqrt(squares / freedom)) if freedom else None
+        shared = of.keys() & base.keys() if name != baseline else ()
+        for task in {task for task, _ in shared}:
+            found.append(np.array([of[pair] - base[pair] for pair in shared if pair[0] == task]))
+    return found
 
 
 def _regime(name: str, rows: Mapping[str, Sequence[Row]], baseline: str) -> Regime:
@@ -166,16 +165,9 @@ def _held(rows: Mapping[str, Sequence[Row]], final: Comparison) -> dict[str, Hel
             found[name] = Held(share, None, 1.0, "equal")
             continue
         one, p_value = against[name], p_values[name]
-        found[name] = Held(share, one.difference, p_value, _verdict(one.difference, p_value, one.better + one.worse))
+        changed = one.better + one.worse > 0
+        found[name] = Held(share, one.difference, p_value, verdict_of(one.difference, p_value, changed=changed))
     return found
-
-
-def _verdict(difference: Interval, p_value: float, changed: int) -> Verdict:
-    if not changed:
-        return "equal"
-    if difference.low <= 0 <= difference.high or p_value > 1 - LEVEL:
-        return "not told apart"
-    return "better" if difference.mean > 0 else "worse"
 
 
 def _compared(rows: Mapping[str, Sequence[Row]], baseline: str, score: Callable[[Row], float]) -> Comparison:

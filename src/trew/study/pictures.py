@@ -4,6 +4,7 @@ the results at every value of the tuned setting."""
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -96,13 +97,23 @@ def _curves(found: Mapping[str, Any], regime: Regime, algorithms: Sequence[str])
     curves = [_series(name, regime.rows[name]) for name in algorithms]
     profiles = _profiles(regime, algorithms)
     charts = [
-        line_chart(_unnamed(curves), x_label="step", y_label="share correct", y_range=(0.0, 1.0), **_PANEL),
+        line_chart(_unnamed(curves), x_label="step", y_label="share correct", y_range=_range(regime), **_PANEL),
         line_chart(profiles, x_label="final accuracy τ", y_label="share of runs above τ", y_range=(0.0, 1.0), **_PANEL),
     ]
     return side_by_side(
         charts, width=_PANEL["width"], height=_PANEL["height"], legend=curves,
         title=f"{regime.name}: held-out accuracy over steps, and where runs end; means and 95 % intervals over runs",
     )  # fmt: skip
+
+
+def _range(regime: Regime) -> tuple[float, float]:
+    """Where the curves of the regime's algorithms lie, to the next 0.05: the same for all of its pictures. From 0 to 1
+    the algorithms of most studies would be one line."""
+    every = [_series(name, rows) for name, rows in regime.rows.items()]
+    ends = [float(v) for s in every for at in (s.y, s.low, s.high) for v in at or () if v is not None]
+    known = [v for v in ends if math.isfinite(v)]
+    low = min(0.95, max(0.0, math.floor(20 * min(known)) / 20))
+    return low, max(low + 0.05, min(1.0, math.ceil(20 * max(known)) / 20))
 
 
 def _unnamed(series: Sequence[Series]) -> list[Series]:

@@ -20,6 +20,9 @@ from .rows import LAST
 
 Table = list[list[str]]
 
+_ON_THE_PAGE = ("IQM [95 %]", "P(better) [95 %]")
+"""Columns that the terminal has no room for."""
+
 
 def write_report(found: Mapping[str, Any], folder: Path) -> None:
     """Writes report.md and its pictures into ``folder``."""
@@ -34,7 +37,9 @@ def describe(found: Mapping[str, Any]) -> str:
     lines = [f"{found['study']}: {len(found['runs'])} runs reported, {len(found['tuning'])} for tuning"]
     for regime in regimes(found):
         lines += ["", f"{regime.name}: final accuracy (mean of the last {LAST} evaluations)"]
-        lines += _aligned(comparison_table(found, regime, regime.final))
+        table = comparison_table(found, regime, regime.final)
+        shown = [at for at, head in enumerate(table[0]) if head not in _ON_THE_PAGE]
+        lines += _aligned([[row[at] for at in shown] for row in table])
         lines += [f"  {regime.why_not}: nothing is compared"] if regime.why_not else []
     return "\n".join(lines)
 

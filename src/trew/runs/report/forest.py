@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 
-from .svg import CSS, labels, ticks
-from .text import visible
+from .svg import escaped, labels, opened, ticks
 
 _ROW, _TOP, _BOTTOM = 30, 40, 44
 
@@ -36,14 +34,8 @@ def forest(rows: Sequence[ForestRow], *, title: str, x_label: str, width: int = 
     def x(value: float) -> float:
         return left + (min(max(value, ends[0]), ends[1]) - ends[0]) / (ends[1] - ends[0]) * (right - left)
 
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="tc" viewBox="0 0 {width} {height}" width="{width}" '
-        f'height="{height}" role="img" aria-label="{_text(title)}">'
-    ]
-    if standalone:
-        parts.append(f"<style>{CSS}</style>")
-    parts.append(f'<rect class="tc-ground" width="{width}" height="{height}" rx="6"/>')
-    parts.append(f'<text class="tc-ink tc-title" x="14" y="20">{_text(title)}</text>')
+    parts = [opened(title, width=width, height=height, standalone=standalone)]
+    parts.append(f'<text class="tc-ink tc-title" x="14" y="20">{escaped(title)}</text>')
     bottom = _TOP + _ROW * len(rows)
     # ---- axis
     at = ticks(*ends, most=max(2, int(right - left) // 80))
@@ -53,14 +45,14 @@ def forest(rows: Sequence[ForestRow], *, title: str, x_label: str, width: int = 
     parts.append(f'<line class="tc-axis" x1="{x(0):.1f}" x2="{x(0):.1f}" y1="{_TOP - 6}" y2="{bottom}"/>')
     middle = (left + right) / 2
     parts.append(
-        f'<text class="tc-muted" x="{middle:.1f}" y="{bottom + 34}" text-anchor="middle">{_text(x_label)}</text>'
+        f'<text class="tc-muted" x="{middle:.1f}" y="{bottom + 34}" text-anchor="middle">{escaped(x_label)}</text>'
     )
     # ---- a row for each difference
     for i, row in enumerate(rows):
         y = _TOP + _ROW * (i + 0.5)
-        parts.append(f'<text class="tc-ink" x="14" y="{y + 4:.1f}">{_text(_short(row.name))}</text>')
+        parts.append(f'<text class="tc-ink" x="14" y="{y + 4:.1f}">{escaped(_short(row.name))}</text>')
         parts += _interval(row, x, y)
-        parts.append(f'<text class="tc-muted" x="{right + 14:.1f}" y="{y + 4:.1f}">{_text(row.text)}</text>')
+        parts.append(f'<text class="tc-muted" x="{right + 14:.1f}" y="{y + 4:.1f}">{escaped(row.text)}</text>')
     return "".join([*parts, "</svg>"])
 
 
@@ -85,7 +77,3 @@ def _ends(rows: Sequence[ForestRow]) -> tuple[float, float]:
 
 def _short(name: str) -> str:
     return name if len(name) <= 40 else f"{name[:39]}…"
-
-
-def _text(text: str) -> str:
-    return escape(visible(text))

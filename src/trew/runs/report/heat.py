@@ -7,7 +7,7 @@ from html import escape
 
 import numpy as np
 
-from .svg import CSS, labels, ticks
+from .svg import labels, opened, ticks
 from .text import number
 
 _COLUMNS, _ROWS = 100, 10
@@ -32,13 +32,7 @@ def heat_strip(
     rows = len(names) + missing
     columns = _columns(sorted(scores))
     height = _TOP + rows * row_height + _BOTTOM
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="tc" viewBox="0 0 {width} {height}" width="{width}" '
-        f'height="{height}" role="img" aria-label="{escape(title)}">'
-    ]
-    if standalone:
-        parts.append(f"<style>{CSS}</style>")
-    parts.append(f'<rect class="tc-ground" width="{width}" height="{height}" rx="6"/>')
+    parts = [opened(title, width=width, height=height, standalone=standalone)]
     parts.append(f'<text class="tc-ink tc-title" x="14" y="20">{escape(title)}</text>')
     # ---- names of the rows: high scores above, those without a verdict below all others
     wide = (width - _LEFT - _RIGHT) / len(columns)

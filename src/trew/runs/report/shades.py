@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 
-from .svg import CSS
-from .text import visible
+from .svg import escaped, opened
 
 _ROW, _TOP, _BOTTOM = 24, 40, 50
 _DARKEST = 0.55  # of the fill: numbers stay legible on it, in light and dark
@@ -40,14 +38,8 @@ def shades(
     wide, bottom = (width - 14 - left) / len(columns), _TOP + _ROW * len(rows)
     height = bottom + _BOTTOM
     largest = max(value for row in rows for value in row.values) or 1.0
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="tc" viewBox="0 0 {width} {height}" width="{width}" '
-        f'height="{height}" role="img" aria-label="{_text(title)}">'
-    ]
-    if standalone:
-        parts.append(f"<style>{CSS}</style>")
-    parts.append(f'<rect class="tc-ground" width="{width}" height="{height}" rx="6"/>')
-    parts.append(f'<text class="tc-ink tc-title" x="14" y="20">{_text(title)}</text>')
+    parts = [opened(title, width=width, height=height, standalone=standalone)]
+    parts.append(f'<text class="tc-ink tc-title" x="14" y="20">{escaped(title)}</text>')
     for i, row in enumerate(rows):
         parts += _cells(row, left=left, top=_TOP + _ROW * i, wide=wide, largest=largest)
     # ---- axis
@@ -58,7 +50,7 @@ def shades(
 
 
 def _cells(row: ShadedRow, *, left: float, top: float, wide: float, largest: float) -> Iterator[str]:
-    yield f'<text class="tc-ink" x="14" y="{top + _ROW / 2 + 4:.1f}">{_text(row.name)}</text>'
+    yield f'<text class="tc-ink" x="14" y="{top + _ROW / 2 + 4:.1f}">{escaped(row.name)}</text>'
     for i, value in enumerate(row.values):
         x, dark = left + i * wide, _DARKEST * value / largest
         yield (
@@ -74,8 +66,4 @@ def _cells(row: ShadedRow, *, left: float, top: float, wide: float, largest: flo
 
 
 def _middle(kind: str, x: float, y: float, text: str) -> str:
-    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="middle">{_text(text)}</text>'
-
-
-def _text(text: str) -> str:
-    return escape(visible(text))
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="middle">{escaped(text)}</text>'

@@ -67,6 +67,22 @@ class Series:
                 raise ValueError(f"series {self.name!r}: got {len(values)} values of {name} for {len(self.x)} of x")
 
 
+def opened(title: str, *, width: int, height: int, standalone: bool = True) -> str:
+    """Returns the opening tag of a chart with its ground, and with the style if it is ``standalone``. Screen readers
+    read the title; nothing draws it."""
+    style = f"<style>{CSS}</style>" if standalone else ""
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="tc" viewBox="0 0 {width} {height}" width="{width}" '
+        f'height="{height}" role="img" aria-label="{escaped(title)}">{style}'
+        f'<rect class="tc-ground" width="{width}" height="{height}" rx="6"/>'
+    )
+
+
+def escaped(text: str) -> str:
+    """Returns ``text`` for the inside of an element or an attribute, with its invisible characters shown."""
+    return escape(visible(text))
+
+
 def running_mean(y: Values, *, window: int) -> list[float | None]:
     """At each known value, the mean of the last ``window`` known values.
 
@@ -104,15 +120,9 @@ def line_chart(
         series, x_range, y_range, width, height, title=bool(title), y_label=bool(y_label), x_label=bool(x_label)
     )
     # ---- ground and title
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="tc" viewBox="0 0 {width} {frame.height}" width="{width}" '
-        f'height="{frame.height}" role="img" aria-label="{_text(title or y_label or "chart")}">'
-    ]
-    if standalone:
-        parts.append(f"<style>{CSS}</style>")
-    parts.append(f'<rect class="tc-ground" width="{width}" height="{frame.height}" rx="6"/>')
+    parts = [opened(title or y_label or "chart", width=width, height=frame.height, standalone=standalone)]
     if title:
-        parts.append(f'<text class="tc-ink tc-title" x="{frame.left}" y="20">{_text(title)}</text>')
+        parts.append(f'<text class="tc-ink tc-title" x="{frame.left}" y="20">{escaped(title)}</text>')
     # ---- axes, then series above them, then the legend
     parts += _axes(frame, x_label, y_label)
     colours = [s.colour if s.colour is not None else i for i, s in enumerate(series)]
@@ -136,17 +146,13 @@ def side_by_side(
     total = width * len(charts)
     rows = _legend_rows([s.name for s in legend], total - 32)
     bottom = 30 + height + 18 * len(rows) + (18 if note else 0) + 8
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="tc" viewBox="0 0 {total} {bottom}" width="{total}" '
-        f'height="{bottom}" role="img" aria-label="{_text(title)}"><style>{CSS}</style>'
-        f'<rect class="tc-ground" width="{total}" height="{bottom}" rx="6"/>'
-        f'<text class="tc-ink tc-title" x="16" y="20">{_text(title)}</text>'
-    ]
+    parts = [opened(title, width=total, height=bottom)]
+    parts.append(f'<text class="tc-ink tc-title" x="16" y="20">{escaped(title)}</text>')
     parts += [f'<g transform="translate({width * i} 30)">{chart}</g>' for i, chart in enumerate(charts)]
     colours = [s.colour if s.colour is not None else i for i, s in enumerate(legend)]
     parts += _legend(legend, colours, left=16, right=total - 16, bottom=bottom - (26 if note else 8))
     if note:
-        parts.append(f'<text class="tc-muted" x="16" y="{bottom - 9}" font-size="11">{_text(note)}</text>')
+        parts.append(f'<text class="tc-muted" x="16" y="{bottom - 9}" font-size="11">{escaped(note)}</text>')
     return "".join([*parts, "</svg>"])
 
 
@@ -297,9 +303,9 @@ def _axes(f: _Frame, x_label: str, y_label: str) -> Iterator[str]:
         yield f'<text class="tc-muted" x="{x:.1f}" y="{f.bottom + 17:.1f}" text-anchor="middle">{label}</text>'
     if x_label:
         x, y = (f.left + f.right) / 2, f.bottom + 33
-        yield f'<text class="tc-muted" x="{x:.1f}" y="{y:.1f}" text-anchor="middle">{_text(x_label)}</text>'
+        yield f'<text class="tc-muted" x="{x:.1f}" y="{y:.1f}" text-anchor="middle">{escaped(x_label)}</text>'
     if y_label:
-        yield f'<text class="tc-muted" x="{f.right:.1f}" y="20" text-anchor="end">{_text(y_label)}</text>'
+        yield f'<text class="tc-muted" x="{f.right:.1f}" y="20" text-anchor="end">{escaped(y_label)}</text>'
 
 
 # --------------------------------------------------------------------------------------------------------- the series
@@ -448,9 +454,5 @@ def _legend(
             else:
                 faint = " tc-faint" if s.style == "faint" else ""
                 yield f'<path class="tc-line tc-s{c}{faint}"{_dash(s, c)} d="M{x:.1f} {y - 4:.1f}h20"/>'
-            yield f'<text class="tc-ink" x="{x + 26:.1f}" y="{y:.1f}">{_text(_name(s.name))}</text>'
+            yield f'<text class="tc-ink" x="{x + 26:.1f}" y="{y:.1f}">{escaped(_name(s.name))}</text>'
             x += _legend_width(s.name)
-
-
-def _text(text: str) -> str:
-    return escape(visible(text))
