@@ -101,28 +101,31 @@ test-slow: $(VENV)/.installed-dev fetch
 	$(BIN)/python -m pytest -m slow
 
 # Our numbers against those of the real TRL and verl. Each gets a separate environment: their dependencies clash.
+# All of them, unless TREW_TESTS=default leaves out repeats, as .ci/run does.
+PEERS := TREW_TESTS=$(or $(TREW_TESTS),nightly) PYTHONPATH=src OMP_NUM_THREADS=1
+
 # Two at a time, as each uses one core; what one says comes as a whole, when it is done.
 test-peers:
 	$(MAKE) --no-print-directory -j2 --output-sync=target test-trl test-verl
 
 test-trl: .venv-trl/.installed
-	PYTHONPATH=src OMP_NUM_THREADS=1 .venv-trl/bin/python -m pytest -W ignore tests/peers/test_trl_*.py
+	$(PEERS) .venv-trl/bin/python -m pytest -W ignore tests/peers/test_trl_*.py
 
 test-verl: test-verl-processes test-verl-alone
 
 PROCESSES_verl := tests/peers/test_verl_worker.py tests/peers/test_verl_ray.py tests/peers/test_verl_export.py
 
 test-verl-alone: .venv-verl/.installed
-	PYTHONPATH=src OMP_NUM_THREADS=1 .venv-verl/bin/python -m pytest -W ignore \
+	$(PEERS) .venv-verl/bin/python -m pytest -W ignore \
 	  $(filter-out $(PROCESSES_verl),$(wildcard tests/peers/test_verl_*.py))
 
 # Those that start other processes, which take most of the time.
 test-verl-processes: .venv-verl/.installed
-	PYTHONPATH=src OMP_NUM_THREADS=1 .venv-verl/bin/python -m pytest -W ignore $(PROCESSES_verl)
+	$(PEERS) .venv-verl/bin/python -m pytest -W ignore $(PROCESSES_verl)
 
 # The release of TRL before, by the same tests; it needs Triton, which its interpreter runs on a CPU. Five minutes.
 test-trl-previous: .venv-trl-previous/.installed
-	TRITON_INTERPRET=1 PYTHONPATH=src OMP_NUM_THREADS=1 .venv-trl-previous/bin/python -m pytest -W ignore \
+	TRITON_INTERPRET=1 $(PEERS) .venv-trl-previous/bin/python -m pytest -W ignore \
 	  $(filter-out tests/peers/test_trl_step.py,$(wildcard tests/peers/test_trl_*.py))
 
 # Rollouts by the real vLLM, its build for CPUs, in a separate environment (3 GiB). make test-vllm
@@ -219,9 +222,10 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(BIN)/python $(INSTALL) -c constraints.txt -e '.[view]'
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/python $(INSTALL) -c constraints.txt -e '.[dev]'
-	@touch $@
+# At once with what .installed has: pip builds the package and resolves its dependencies each time.
+$(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(BIN)/python $(INSTALL) -c constraints.txt -e '.[view,dev]'
+	@touch $(VENV)/.installed $@
 
 clean:
 	rm -rf $(VENV) .venv-trl .venv-trl-previous .venv-verl .venv-vllm .venv-ray .venv-docs .venv-release .venv-audit build dist runs

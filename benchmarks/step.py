@@ -137,9 +137,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--peer-rows", type=int, default=0, help="sequences in one micro-batch of the peer")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of our recipe")
-    parser.add_argument(
-        "--patience", type=float, default=0, help="seconds to wait, before each run, for a quiet machine"
+    patience = (
+        "seconds to wait, before each run, for a quiet machine; where none of a side's steps was quiet, runs again"
     )
+    parser.add_argument("--patience", type=float, default=0, help=patience)
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--keep", action="store_true", help="rows of FILE that are not measured now stay in it")
     args = parser.parse_args()
@@ -169,9 +170,10 @@ def known(peer: str) -> dict[str, dict[str, Any]]:
 
 
 def measured(work: Work, model: Path, args: argparse.Namespace) -> list[dict[str, dict[str, Any]]]:
-    """``args.repeats`` runs of each side; up to twice as many where all steps of a side were disturbed."""
+    """``args.repeats`` runs of each side; with patience up to twice as many where a side was always disturbed."""
+    most = 2 * args.repeats if args.patience else args.repeats
     pairs: list[dict[str, dict[str, Any]]] = []
-    while len(pairs) < args.repeats or (len(pairs) < 2 * args.repeats and not all(map(quiet, sides_of(pairs)))):
+    while len(pairs) < args.repeats or (len(pairs) < most and not all(map(quiet, sides_of(pairs)))):
         pairs.append(measure(work, model, args.peer, args.patience))
     return pairs
 

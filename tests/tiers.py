@@ -40,6 +40,11 @@ def some(names: Iterable[Any], always: Collection[str], *, name: Any = str) -> l
     ]  # fmt: skip
 
 
+def one_in(number: int, cases: Iterable[Any]) -> list[Any]:
+    """Cases for parametrize: the first of every ``number`` run in every tier, the others in the nightly one."""
+    return [pytest.param(case, marks=() if i % number == 0 else pytest.mark.nightly) for i, case in enumerate(cases)]
+
+
 def thinned(*axes: Iterable[Any], keep: int) -> list[Any]:
     """All combinations for parametrize: one in ``keep`` runs in every tier, the others in the nightly one.
 

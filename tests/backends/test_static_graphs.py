@@ -102,7 +102,7 @@ CUTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", tiers.some(CUTS, ("colder", "top-k and min-p")))
+@pytest.mark.parametrize("name", tiers.some(CUTS, ("top-k and min-p",)))
 def test_all_ways_of_sampling(name):
     cut, m = CUTS[name], tiny.model()
     recorder = Traced()

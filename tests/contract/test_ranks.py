@@ -183,12 +183,7 @@ def test_in_bfloat16_layers_are_gathered_in_it_and_gradients_summed_in_float32(f
     assert summed_low == summed
 
 
-EVERY = sorted(presets())
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if i % 16 == 0 else pytest.mark.nightly) for i, name in enumerate(EVERY)]
-)
+@pytest.mark.parametrize("name", tiers.one_in(16, sorted(presets())))
 def test_every_preset_takes_the_step_of_one_process(fleet, name):
     alone = ranks_work.steps(None, name=name, count=1)
     for one in fleet.run("ranks_work:steps", 2, name=name, count=1):

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import tiers
 import trew
 from run_help import configured, rows, save_models
 from trew.errors import EngineError
@@ -113,13 +114,11 @@ def room(row, seed):
 """
 
 
-@pytest.mark.parametrize(
-    ("prompts", "compared"), [(["shuts", "open"], True), (["open", "shuts"], True), (["shuts", "also shuts"], False)]
-)
-@pytest.mark.parametrize("updates", [1, 2])
-def test_groups_that_failed_in_their_openings_are_not_compared_with_the_sampler(
-    prompts, compared, updates, model, tmp_path
-):
+OPENINGS = {("shuts", "open"): True, ("open", "shuts"): True, ("shuts", "also shuts"): False}
+
+
+@pytest.mark.parametrize(("prompts", "updates"), tiers.thinned(OPENINGS, [1, 2], keep=2))
+def test_groups_that_failed_in_their_openings_are_not_compared_with_the_sampler(prompts, updates, model, tmp_path):
     (tmp_path / "rooms.py").write_text(ROOMS)
     for name, texts in {"rows": prompts, "held": ["held out"]}.items():
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
@@ -129,7 +128,7 @@ def test_groups_that_failed_in_their_openings_are_not_compared_with_the_sampler(
         data={"task": "prompts", "args": {}, "train": f"{tmp_path}/rows.jsonl", "eval": f"{tmp_path}/held.jsonl"},
     )  # fmt: skip
     trew.train(config, display=Silent())
-    assert [row["canary_gap"] is not None for row in rows(config).values()] == [compared] * 2
+    assert [row["canary_gap"] is not None for row in rows(config).values()] == [OPENINGS[prompts]] * 2
 
 
 def test_a_token_outside_the_vocabulary_ends_the_run(model, tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import disk
+import tiers
 import tiny
 from forks import gone, wait_for
 from recipe_help import ODD, metrics, recipe
@@ -220,7 +221,10 @@ def test_links_that_appear_later_are_not_followed(tmp_path):
 # -------------------------------------------------------------------------------------------------------- full disks
 
 
-@pytest.mark.parametrize("where", ["trew.runs.folder:RunFolder.log:3", "trew.runs.folder:RunFolder.write_rollouts:2"])
+WRITES = ["trew.runs.folder:RunFolder.log:3", "trew.runs.folder:RunFolder.write_rollouts:2"]
+
+
+@pytest.mark.parametrize("where", tiers.some(WRITES, WRITES[1:]))
 def test_a_disk_that_fills_up_while_logging(server, place, tmp_path, where):
     if "whole" not in os.listdir(place):
         server.run("train", "odd.toml", "--out", "whole", cwd=place)

@@ -100,9 +100,10 @@ def test_a_killed_run_resumes_and_trains_every_step_once(whole, fakes, model, tm
     assert_equal_weights(run, undisturbed)
 
 
-@pytest.mark.parametrize(
-    ("sync", "backend", "key"), [("nccl", "trew_stream", "offer"), ("ipc", "trew_memory", "memory")]
-)
+ROUTES = [("nccl", "trew_stream", "offer"), ("ipc", "trew_memory", "memory")]
+
+
+@pytest.mark.parametrize(("sync", "backend", "key"), tiers.some(ROUTES, ROUTES[:1], name=tuple))
 def test_the_route_of_the_weights_changes_nothing(whole, model, tmp_path, cli, sync, backend, key):
     """``cluster.sync``: the run equals the one that publishes files, and leaves nothing behind."""
     there, _ = whole

@@ -65,7 +65,7 @@ CASES = {
 }  # fmt: skip
 
 
-ALWAYS = ("no_signal", "truncated", "unchanged", "ratio", "kl")
+ALWAYS = ("no_signal", "truncated", "kl")
 """The others repeat them with another rule; each rule is tested on rows in ``tests/contract/test_every_setting.py``."""
 
 
