@@ -11,6 +11,7 @@ from study_help import row, study
 from trew.config.recipe import parse
 from trew.errors import DataError
 from trew.study.choice import choose, tuned_of
+from trew.study.conduct import Conduct
 from trew.study.design import Cell, Run
 from trew.study.rows import Row, read_row
 from trew.study.states import Place, fingerprint
@@ -187,3 +188,14 @@ def test_how_much_the_learning_rate_matters(tmp_path):
     assert (found.width, found.at_an_end, found.at_three_times) == (pytest.approx(1.0), False, None)
     plan, rows = tuned(tmp_path, (0.1, 0.2, 0.5))
     assert tuned_of(plan.cells, plan.values, rows)[Cell("sums", "off", "clip")].at_an_end
+
+
+def test_the_hours_that_are_left_are_told_by_runs_of_the_named_cells_where_there_are_any(tmp_path):
+    """Runs of another regime may take several times as long."""
+    planned = study(tmp_path, regimes={"on": {"steps": 5}})
+    off, on = (Cell("sums", regime, "clip") for regime in ("off", "on"))
+    conduct = Conduct(planned, tmp_path, [on], 1, print)
+    conduct.rows[Run(off, 1e-3, 1)] = row("clip", 1, 0.5, seconds=7200.0)
+    assert conduct.forecast() == "planted: 1 cells, 14 runs, 14 to do, about 28.0 h"
+    conduct.rows[Run(on, 1e-3, 1)] = row("clip", 1, 0.5, regime="on", seconds=3600.0)
+    assert conduct.forecast() == "planted: 1 cells, 14 runs, 13 to do, about 13.0 h"

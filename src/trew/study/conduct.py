@@ -262,7 +262,9 @@ class Conduct:
         named = set(self.cells)
         done = sum(run.cell in named for run in self.rows)
         runs = per_cell * len(self.cells) - done
-        seconds = [row.seconds for row in self.rows.values() if row.seconds]
+        timed = {run: row.seconds for run, row in self.rows.items() if row.seconds}
+        # Regimes differ several times in what a run takes: others speak only where none of these has run.
+        seconds = [timed[run] for run in timed if run.cell in named] or list(timed.values())
         told = f", about {runs * sum(seconds) / len(seconds) / self.jobs / 3600:.1f} h" if seconds else ""
         return f"{self.study.name}: {len(self.cells)} cells, {per_cell * len(self.cells)} runs, {runs} to do{told}"
 
