@@ -16,6 +16,7 @@ PEER_ray := ray==2.60.0
 PEER_openenv := openenv==0.10.0
 PEER_verifiers := verifiers==0.4.0
 JSON ?=
+EXTRAS := view
 
 VIEW := frontend/view
 
@@ -219,13 +220,14 @@ $(VENV)/bin/python:
 	  { rm -rf $(VENV); echo "no virtual environment could be made; on Debian and Ubuntu: apt-get install python3-venv"; exit 2; }
 
 $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(BIN)/python $(INSTALL) -c constraints.txt -e '.[view]'
-	@touch $@
+	$(BIN)/python $(INSTALL) -c constraints.txt -e '.[$(EXTRAS)]'
+	@echo $(EXTRAS) >$@
 
-# At once with what .installed has: pip builds the package and resolves its dependencies each time.
-$(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(BIN)/python $(INSTALL) -c constraints.txt -e '.[view,dev]'
-	@touch $(VENV)/.installed $@
+# Where .installed is made for this, it installs both at once: pip builds the package and resolves its dependencies each time.
+$(VENV)/.installed-dev: EXTRAS := view,dev
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@grep -q dev $< || $(BIN)/python $(INSTALL) -c constraints.txt -e '.[dev]'
+	@touch $@
 
 clean:
 	rm -rf $(VENV) .venv-trl .venv-trl-previous .venv-verl .venv-vllm .venv-ray .venv-docs .venv-release .venv-audit build dist runs

@@ -25,8 +25,9 @@ from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 
-class Worker(RewardLoopWorker):
-    """verl's reward worker, which can be asked what its process knows: verl's other workers import it likewise."""
+@ray.remote
+class Looks:
+    """A process that imports verl as its workers do."""
 
     def names(self) -> tuple[list[str], list[str], int]:
         from verl.trainer.ppo import core_algos
@@ -40,7 +41,7 @@ def composed(keys: list[str]) -> Any:
         return compose("ppo_trainer", overrides=keys)
 
 
-def scored(worker: Any, job: dict[str, Any]) -> list[float]:
+def scored(config: Any, job: dict[str, Any]) -> list[float]:
     """The scores of verl's reward worker."""
     width = max(map(len, job["responses"]))
     ids = torch.tensor([row + [0] * (width - len(row)) for row in job["responses"]])
@@ -52,6 +53,7 @@ def scored(worker: Any, job: dict[str, Any]) -> list[float]:
          "reward_model": np.array(rows, dtype=object),
          "extra_info": np.array([{"index": i} for i in range(len(rows))], dtype=object)},
     )  # fmt: skip
+    worker = ray.remote(RewardLoopWorker).remote(config)
     return [float(found["reward_score"]) for found in ray.get(worker.compute_score_batch.remote(data))]
 
 
@@ -82,11 +84,10 @@ def main(job: dict[str, Any]) -> None:
     config = composed(job["keys"])
     runtime = OmegaConf.merge(get_ppo_ray_runtime_env(config), config.ray_kwargs.ray_init.runtime_env)
     ray.init(num_cpus=4, runtime_env=OmegaConf.to_container(runtime), include_dashboard=False, log_to_driver=False)
-    worker = ray.remote(Worker).remote(config)
-    losses, estimators, process = ray.get(worker.names.remote())
-    scores = scored(worker, job)
+    losses, estimators, process = ray.get(Looks.remote().names.remote())
     config.transfer_queue.enable = True
     tq.init(config.transfer_queue)
+    scores = scored(config, job)
     found = {"losses": losses, "estimators": estimators, "another": process != os.getpid(), "scores": scores,
              "advantages": advantages(config, job, scores)}  # fmt: skip
     Path(job["out"]).write_text(json.dumps(found))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import copy
 import doctest
@@ -118,6 +119,15 @@ def forked(command: list[Any]) -> None:
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+@pytest.mark.parametrize(("patience", "runs"), [(0.0, 2), (300.0, 4)])
+def test_pairs_that_others_disturbed_are_measured_again_by_those_who_wait(module, monkeypatch, patience, runs):
+    step = module("step")
+    busy = {side: {"steps": [{"foreign_cpu": 1.0}] * 2} for side in ("ours", "peer")}
+    monkeypatch.setattr(step, "measure", lambda *_: busy)
+    args = argparse.Namespace(repeats=2, patience=patience, peer="trl")
+    assert len(step.measured(None, None, args)) == runs
 
 
 def test_our_side_runs(module, monkeypatch, tmp_path):

@@ -263,7 +263,7 @@ class Conduct:
         done = sum(run.cell in named for run in self.rows)
         runs = per_cell * len(self.cells) - done
         timed = {run: row.seconds for run, row in self.rows.items() if row.seconds}
-        # Regimes differ several times in what a run takes: others speak only where none of these has run.
+        # Regimes differ in what a run takes: others speak only where none of these has run.
         seconds = [timed[run] for run in timed if run.cell in named] or list(timed.values())
         told = f", about {runs * sum(seconds) / len(seconds) / self.jobs / 3600:.1f} h" if seconds else ""
         return f"{self.study.name}: {len(self.cells)} cells, {per_cell * len(self.cells)} runs, {runs} to do{told}"
