@@ -31,20 +31,25 @@ class Silent:
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(str(path))
         self._socket.listen()
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 connection = self._socket.accept()[0]
-                while not connection.recv(65536).endswith(b"{}"):  # the body of a request
-                    pass
                 self.accepted.append(connection)
+                # Until the body of a request; empty where the other end closes first.
+                while (part := connection.recv(65536)) and not part.endswith(b"{}"):
+                    pass
                 self.came.set()
 
     def close(self) -> None:
         for one in (self._socket, *self.accepted):
+            with contextlib.suppress(OSError):  # the other end has closed it
+                one.shutdown(socket.SHUT_RDWR)  # ends what waits in the thread, which closing alone does not
             one.close()
+        self._thread.join(LIMIT_S)
 
 
 @pytest.fixture

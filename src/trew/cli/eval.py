@@ -13,7 +13,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from ..config import Config, RewardConfig, SftConfig, apply_overrides, limits, load, one_set, parse, validate
+from ..config import (
+    DEMONSTRATED,
+    Config,
+    RewardConfig,
+    SftConfig,
+    apply_overrides,
+    limits,
+    load,
+    one_set,
+    parse,
+    validate,
+)
 from ..errors import ConfigError, Problems
 
 if TYPE_CHECKING:
@@ -97,6 +108,11 @@ def eval(
             f"data.task: got {config.task!r}, whose rows have no rewards; name a task with rewards: --task gsm8k, or a "
             "--recipe of trew train"
         )
+    if task is not None:
+        from ..data.load import check_task
+        from ..data.tasks import TASKS
+
+        check_task(task, [one for one in TASKS if one not in DEMONSTRATED])
 
     from ..utils.console import Display
 

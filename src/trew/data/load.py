@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -123,12 +123,18 @@ def load_prompts(config: DataConfig, *, split: str = "train", seed: int = 0) -> 
     return _prompts(task, task.read(source) if split == "train" else sources.read_eval(source), config)[0]
 
 
+def check_task(name: str, accepted: Collection[str] = TASKS) -> None:
+    """Raises ConfigError unless ``name`` is one of the ``accepted`` tasks."""
+    kind, named, _ = name.partition(":")
+    if kind not in accepted or (named and kind != PREFIX):
+        accepts = ", ".join(repr(f"{t}:NAME" if t == PREFIX else t) for t in accepted)
+        raise ConfigError(f"data.task: got {name!r}{nearest(name, accepted)}, accepts {accepts}")
+
+
 def make_task(config: DataConfig) -> Task:
     """Builds the task and checks its arguments; raises ConfigError with every problem of the table at once."""
-    kind, named, name = config.task.partition(":")
-    if kind not in TASKS or (named and kind != PREFIX):
-        accepts = ", ".join(repr(f"{t}:NAME" if t == PREFIX else t) for t in TASKS)
-        raise ConfigError(f"data.task: got {config.task!r}{nearest(config.task, TASKS)}, accepts {accepts}")
+    check_task(config.task)
+    kind, _, name = config.task.partition(":")
     # With default arguments: whether a task makes its problems depends on data.train alone.
     problems = Problems(_source_problems(config, generates=TASKS[kind]().makes(config.train)))
     task = problems.attempt(lambda: build(TASKS[kind], config.args, where="data.args"))
