@@ -33,6 +33,10 @@ def server() -> Iterator[Server]:
         yield started
 
 
+def pytest_runtest_setup() -> None:
+    shapes.begin()
+
+
 def pytest_collection_finish() -> None:
     """What is imported and collected stays: no collection of garbage looks at it again, which takes a second each. Runs
     of tests leave out what none of them reads."""

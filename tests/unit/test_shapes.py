@@ -39,8 +39,24 @@ def test_shapes_of_arguments_results_and_fields():
         lambda: first(three, three[None], most=3), lambda: first(three.int(), three, most=3), lambda: Pair(three, four),
         lambda: Pair(None),
     ):  # fmt: skip
+        shapes.begin()
         with pytest.raises(BeartypeCallHintViolation):
             wrong()
+
+
+def test_the_first_calls_in_each_test_are_checked_and_at_night_all(monkeypatch):
+    three, four = torch.ones(3), torch.ones(4)
+    monkeypatch.setattr(shapes, "_always", False)
+    for _ in range(shapes.CALLS):
+        first(three, three, most=3)
+    assert first(three, three, most=2).tolist() == [4.0] * 2
+    monkeypatch.setattr(shapes, "_always", True)
+    with pytest.raises(BeartypeCallHintViolation):
+        first(three, three, most=2)
+    monkeypatch.setattr(shapes, "_always", False)
+    shapes.begin()
+    with pytest.raises(BeartypeCallHintViolation):
+        first(three, four, most=3)
 
 
 def test_the_mathematics_is_decorated():
