@@ -3,8 +3,8 @@
 jaxtyping's import hook decorates what these packages define. Its own decorator binds the arguments of each call to a
 signature anew and checks them twice, which takes most of the time of a test on a few numbers. The one here has beartype
 check the arguments and what is returned, once: all that is annotated, as before, with one set of sizes for each call.
-Each function is checked in its first calls in every test (``CALLS``), at night in all: properties call the same ones with
-hundreds of drawn batches, and spent half of their time on shapes.
+Each function is checked in its first calls in every test (``CALLS``), at night in all: properties call the same ones
+with hundreds of drawn batches, and spent half of their time on shapes.
 """
 
 from __future__ import annotations

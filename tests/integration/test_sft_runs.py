@@ -167,7 +167,7 @@ def test_the_commands_that_follow(place, capsys, monkeypatch):
     assert command(["report", "runs/warm", "--out", "page.html"]) == 0
     with pytest.raises(ConfigError, match="whose rows have no rewards; name a task"):
         command(["eval", "runs/warm"])
-    with pytest.raises(ConfigError, match="got 'gsm8' .did you mean 'gsm8k'.*, accepts ((?!demonstrations|pairs).)*$"):
+    with pytest.raises(ConfigError, match=r"got 'gsm8' .did you mean 'gsm8k'.*, accepts ((?!demonstrations|pairs).)*$"):
         command(["eval", "model", "--task", "gsm8"])
     Path("other.toml").write_text('model = "model"\n[data]\ntask = "gsm8k"\n')
     with pytest.raises(ConfigError, match=r"data\.task is 'gsm8k', accepts 'demonstrations' or 'rollouts'"):
