@@ -79,10 +79,11 @@ test: $(VENV)/.installed-dev
 test-nightly: $(VENV)/.installed-dev
 	TREW_TESTS=nightly $(PYTEST) $(USUAL)
 
-# Every boundary that this machine has, as root and as another user; those that it lacks are skipped by name.
+# Every boundary that this machine has, as root and as another user; those that it lacks are skipped by name. First the
+# test that takes longest: all attacks as another user, in one process, while the other process goes through the rest.
 test-sandbox: $(VENV)/.installed-dev
-	TREW_TESTS=nightly TREW_BOUNDARIES=all $(PYTEST) -n 2 -rs tests/fault/test_sandbox_attacks.py tests/fault/test_sandbox_pool.py \
-	  tests/fault/test_sandbox_users.py tests/unit/test_rewards_code.py
+	TREW_TESTS=nightly TREW_BOUNDARIES=all $(PYTEST) -n 2 --dist worksteal -rs tests/fault/test_sandbox_users.py \
+	  tests/fault/test_sandbox_attacks.py tests/fault/test_sandbox_pool.py tests/unit/test_rewards_code.py
 
 # The plain paths alone: a copy without src/trew/backends, and every test that is not about them.
 test-without-backends: $(VENV)/.installed-dev

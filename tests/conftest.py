@@ -15,6 +15,7 @@ from forks import Server
 
 os.environ.pop("HF_HUB_OFFLINE", None)  # tests of what is said offline set it themselves
 
+gc.disable()  # until everything is collected: it would look at millions of objects that stay
 shapes.install()
 
 try:  # the environments of TRL and verl do without hypothesis
@@ -43,6 +44,7 @@ def pytest_collection_finish() -> None:
     unestimated.leave_out()
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture
