@@ -108,11 +108,6 @@ def eval(
             f"data.task: got {config.task!r}, whose rows have no rewards; name a task with rewards: --task gsm8k, or a "
             "--recipe of trew train"
         )
-    if task is not None:
-        from ..data.load import check_task
-        from ..data.tasks import TASKS
-
-        check_task(task, [one for one in TASKS if one not in DEMONSTRATED])
 
     from ..utils.console import Display
 
@@ -205,7 +200,7 @@ def prepare(config: Config, *, files: tuple[Path | None, ...] = (), bar: Bar | N
     device = problems.attempt(lambda: loading.resolve_device(c.device))
     model_notes: list[str] = []
     tokenizer = _tokenizer(c, problems, notes=model_notes)
-    data = problems.attempt(lambda: episodes.held_out(c))
+    data = problems.attempt(lambda: _held_out(c))
     rewards = _rewards(c, data[1] if data else (), problems) if data or c.rewards else None
     # A missing part has left its problem in the list; the checks below need all parts.
     if device is None or data is None or rewards is None or tokenizer is None:
@@ -222,6 +217,18 @@ def prepare(config: Config, *, files: tuple[Path | None, ...] = (), bar: Bar | N
     ]  # fmt: skip
     correct = correct_of(c, rewards)
     return Ready(c, fitted, rewards, renderer, device, correct, tuple(notes), played)
+
+
+def _held_out(config: Config) -> Any:
+    """The prompts with their rewards and notes; rows of demonstrations have no rewards."""
+    from ..data.load import check_task
+    from ..data.tasks import TASKS
+    from ..training import episodes
+
+    if not config.plays:
+        for one in config.sets:
+            check_task(one.task, [task for task in TASKS if task not in DEMONSTRATED])
+    return episodes.held_out(config)
 
 
 def _checked_prompts(
