@@ -66,8 +66,9 @@ fetch: $(VENV)/.installed
 
 # What every tier leaves out: real models (make test-slow) and graphics cards.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
-# worksteal: each process begins with half of the files, and makes what a file's tests share once.
-USUAL := -n 2 --dist worksteal -m "not slow and not gpu"
+# Three processes for two cores: many tests wait for processes that they have started. worksteal: each process begins with
+# a third of the files, and makes what a file's tests share once.
+USUAL := -n 3 --dist worksteal -m "not slow and not gpu"
 
 quick: $(VENV)/.installed-dev
 	TREW_TESTS=quick $(PYTEST) $(USUAL) tests/contract/test_objective_contract.py tests/golden \
