@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
+import time
+import traceback
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +15,8 @@ import shapes
 import tiers
 import unestimated
 from forks import Server
+
+IDLE_S = 0.5
 
 os.environ.pop("HF_HUB_OFFLINE", None)  # tests of what is said offline set it themselves
 
@@ -32,6 +37,18 @@ def server() -> Iterator[Server]:
     """Starts commands as real processes in milliseconds: what they import takes seconds, once."""
     with Server() as started:
         yield started
+
+
+@pytest.fixture(scope="session", autouse=True)
+def idle_at_the_end() -> Iterator[None]:
+    """Fails where a thread still takes a processor when the tests of this process are over: one that a test leaves in
+    an endless loop slows down all others, and nothing else shows it. On a busy machine it gets a part of one."""
+    yield
+    before = time.process_time()
+    time.sleep(IDLE_S)
+    if time.process_time() - before > 0.1 * IDLE_S:
+        stacks = ["".join(traceback.format_stack(frame)[-3:]) for frame in sys._current_frames().values()]
+        pytest.fail("a thread still takes a processor, one of these:\n" + "\n".join(stacks), pytrace=False)
 
 
 def pytest_runtest_setup() -> None:
