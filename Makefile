@@ -208,7 +208,7 @@ audit:
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check --no-cache .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright
+	$(BIN)/pyrefly check
 	$(BIN)/lint-imports
 
 format: $(VENV)/.installed-dev

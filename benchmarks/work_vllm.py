@@ -28,7 +28,7 @@ def main() -> None:
         "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(threads),
     }  # fmt: skip
-    from vllm import LLM, SamplingParams  # pyright: ignore[reportMissingImports]
+    from vllm import LLM, SamplingParams
 
     model = LLM(
         str(folder), dtype=work.dtype, max_model_len=work.prompt_tokens + work.completion_tokens, seed=0,

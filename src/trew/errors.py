@@ -136,7 +136,8 @@ class NumericsError(TrewError):
         >>> NumericsError.from_json(error.to_json()).values
         {3: [1.0]}
         """
-        return NumericsError(**{**found, "values": dict(found["values"])})
+        made: dict[str, Any] = {**found, "values": dict(found["values"])}
+        return NumericsError(**made)
 
 
 class RankError(TrewError):

@@ -233,7 +233,7 @@ def test_a_head_that_does_more_than_a_product_is_found_on_the_first_samples(monk
         out.logits = out.logits * 0.5
         return out
 
-    scaled.__signature__ = inspect.signature(forward)  # pyright: ignore[reportFunctionMemberAccess]
+    scaled.__signature__ = inspect.signature(forward)
     monkeypatch.setattr(type(net), "forward", scaled)
     own = cpu.runner(net)
     with pytest.warns(UserWarning, match="logits are made for all tokens at once"):

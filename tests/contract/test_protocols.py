@@ -149,7 +149,7 @@ def test_what_is_sampled_after_publishing_says_the_new_version(sync: WeightSync)
 
 
 def test_the_types_say_so():
-    """Checked by pyright; at run time the names suffice."""
+    """Checked by the type checker; at run time the names suffice."""
     learner: Policy = help.learner(help.model())
     assert isinstance(learner, Learner)
     for name in ("logprobs", "verify", "accumulate", "apply", "update_reference", "weights"):

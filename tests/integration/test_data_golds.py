@@ -47,7 +47,7 @@ def test_rows_that_are_left_out_of_mbpp_could_not_be_graded() -> None:
 def names() -> list[str]:
     if importlib.util.find_spec("reasoning_gym") is None:
         return []
-    from reasoning_gym.factory import DATASETS  # pyright: ignore[reportMissingImports]
+    from reasoning_gym.factory import DATASETS
 
     from trew.data.tasks.puzzles import UNGRADED
 

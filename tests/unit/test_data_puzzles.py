@@ -379,7 +379,7 @@ def test_every_package_grader_that_executes_text_is_replaced() -> None:
     """Read off the package's sources, so that a new version with another such grader fails here."""
     import inspect
 
-    from reasoning_gym.factory import DATASETS  # pyright: ignore[reportMissingImports]
+    from reasoning_gym.factory import DATASETS
 
     executing = set()
     for name, (made_by, _) in DATASETS.items():

@@ -45,12 +45,13 @@ class Chosen:
         """How answers are drawn: as given, as in the run, or by default."""
         own = self.config.rollout if self.config else None
         found = {"temperature": temperature, "top_p": top_p}
-        known = {name: value for name, value in found.items() if value is not None}
-        if own is None:
-            return Sampling(**{"temperature": TEMPERATURE, **known, "max_tokens": max_tokens, "seed": seed})
-        # The run's own sampling; options of the command line win.
-        settings = {name: getattr(own, name) for name in ("temperature", "top_p", "top_k", "min_p", "stop")}
-        return Sampling(**{**settings, **known, "max_tokens": max_tokens, "seed": seed})
+        known: dict[str, Any] = {name: value for name, value in found.items() if value is not None}
+        known |= {"max_tokens": max_tokens, "seed": seed}
+        settings: dict[str, Any] = {"temperature": TEMPERATURE}
+        if own is not None:
+            settings = {name: getattr(own, name) for name in ("temperature", "top_p", "top_k", "min_p", "stop")}
+        # Options of the command line win over the run's own sampling.
+        return Sampling(**(settings | known))
 
     def before(self) -> Chosen:
         """The model before training."""

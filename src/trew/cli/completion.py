@@ -48,7 +48,7 @@ def _all_commands() -> Any:
         else:
             below = [_command(each, getattr(loaded, each.replace("-", "_")), "") for each in target]
             found.append(_command(name, _group(below), line))
-    return Union[tuple(found)]  # noqa: UP007 - made at run time
+    return Union[tuple(found)]  # noqa: UP007 - made at run time  # pyrefly: ignore[invalid-annotation]
 
 
 def _group(commands: list[Any]) -> Callable[..., Any]:
@@ -56,7 +56,7 @@ def _group(commands: list[Any]) -> Callable[..., Any]:
         """A command that has others below it."""
 
     # Set by hand: tyro reads types from annotations, and these exist at run time only.
-    group.__annotations__["command"] = tyro.conf.OmitSubcommandPrefixes[Union[tuple(commands)]]  # noqa: UP007
+    group.__annotations__["command"] = tyro.conf.OmitSubcommandPrefixes[Union[tuple(commands)]]  # noqa: UP007  # pyrefly: ignore
     return group
 
 

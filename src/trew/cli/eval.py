@@ -157,7 +157,7 @@ def _given(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _data(config: Config, given: Mapping[str, str]) -> Any:
+def _data(config: Config, given: Mapping[str, Any]) -> Any:
     """The settings of the data; what is ``given`` can only replace those of one set."""
     return dataclasses.replace(one_set(config, "--task or --data"), **given) if given else config.data
 

@@ -140,7 +140,7 @@ def _largest(kind: type, name: str, accepts: typing.Callable[[float], bool]) -> 
     return {} if kind is float and not accepts(2.0) and accepts(0.5) else {"maximum": kind(most)}
 
 
-_BASES = {
+_BASES: dict[str, dict[str, Any]] = {
     "curriculum.": {"curriculum": CurriculumConfig(share=0.5, high=1.0)},
     "environment.": {"environment": EnvironmentConfig(name="guess")},
     "lora.": {"lora": LoraConfig(rank=8)},

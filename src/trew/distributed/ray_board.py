@@ -10,6 +10,7 @@ import shutil
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 SEEN_S = 15.0
 """Seconds until another node sees a new file: network file systems remember what was not there."""
@@ -83,8 +84,9 @@ class Board:
         """The first death of the newest start that has one."""
         for start in reversed(range(self.begun)):
             if text := self._read(f"death-{start}.json"):
-                found = json.loads(text)
-                return Death(**{**found, "lines": tuple(found["lines"])})
+                found: dict[str, Any] = json.loads(text)
+                found["lines"] = tuple(found["lines"])
+                return Death(**found)
         return None
 
     # ---- the end

@@ -216,7 +216,8 @@ class Hosts:
         for host in self._hosts:
             if host is not None:
                 host.worker.forget()
-        self._hosts, self._host_of = [None] * self._size, {}
+        self._hosts = [None] * self._size
+        self._host_of = {}
 
 
 _alive: weakref.WeakSet[Hosts] = weakref.WeakSet()

@@ -59,7 +59,8 @@ def from_reply(reply: Reply) -> dict[str, Any]:
 
 def to_reply(table: Mapping[str, Any]) -> Reply:
     """Restores the result of :func:`from_reply`."""
-    return Reply(**{**table, "calls": tuple(Call(**call) for call in table["calls"])})
+    found: dict[str, Any] = {**table, "calls": tuple(Call(**call) for call in table["calls"])}
+    return Reply(**found)
 
 
 def _message(message: Any) -> dict[str, Any]:

@@ -304,7 +304,7 @@ class AutogradRunner(TokenValues):
     def _like(self, **changes: Any) -> AutogradRunner:
         """The same parts in float32 with other settings, taken as verified."""
         # float32, so that a difference is one of code: bfloat16 rounding would drown TOLERANCE.
-        plainly = {
+        plainly: dict[str, Any] = {
             "budget": 1 << 30, "ranks": 1, "autocast": None, "gradient_checkpointing": False, "accelerator": None,
         }  # fmt: skip
         products = self._products if self.settings.autocast is None else None

@@ -41,7 +41,7 @@ def token_logprobs(
     >>> token_logprobs(z, rows=torch.tensor([0, 1, 1]), tokens=torch.tensor([1, 0, 1]))
     tensor([-0.6931, -0.3133, -1.3133])
     """
-    return _TokenLogprobs.apply(logits, rows, tokens, temperature)  # pyright: ignore[reportReturnType]
+    return _TokenLogprobs.apply(logits, rows, tokens, temperature)
 
 
 def token_logprobs_and_entropies(
@@ -57,7 +57,7 @@ def token_logprobs_and_entropies(
     >>> token_logprobs_and_entropies(z, rows=torch.tensor([0, 1]), tokens=torch.tensor([1, 0]))[1]
     tensor([0.6931, 0.5822])
     """
-    return _TokenLogprobsAndEntropies.apply(logits, rows, tokens, temperature)  # pyright: ignore[reportReturnType]
+    return _TokenLogprobsAndEntropies.apply(logits, rows, tokens, temperature)
 
 
 def score_norms(log_p: Float[Tensor, "K V"], *, rows: Int[Tensor, "N"], tokens: Int[Tensor, "N"]) -> Float[Tensor, "N"]:

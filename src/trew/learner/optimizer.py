@@ -103,7 +103,7 @@ class OffloadedAdamW(torch.optim.AdamW):
     """
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def step(self, closure: None = None) -> None:
         assert closure is None
         for group in self.param_groups:
             for p in group["params"]:

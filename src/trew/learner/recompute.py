@@ -38,7 +38,7 @@ def recomputing(model: PreTrainedModel) -> Iterator[None]:
         for layer in found:
             # Assigned directly: layer.train() would set the mode of the modules inside, too.
             layer.training = layer.gradient_checkpointing = True
-            layer._gradient_checkpointing_func = recompute  # pyright: ignore[reportArgumentType]
+            layer._gradient_checkpointing_func = recompute  # pyrefly: ignore[bad-argument-type]
         yield
     finally:
         for layer, (training, on) in zip(found, before, strict=True):

@@ -59,7 +59,7 @@ class ShardedRunner(AutogradRunner):
             def loss(hidden: Tensor) -> Tensor:
                 head = self._gathered_head()
                 how = {**given, "entropies": entropies, "lengths": lengths}
-                return _HeadLoss.apply(hidden, head.weight, head.bias, head, finishing, how)  # pyright: ignore
+                return _HeadLoss.apply(hidden, head.weight, head.bias, head, finishing, how)
 
             with self._recomputing(), self._prepared(pack):
                 getattr(self.model, _METHOD)(lambda: loss(self._run(pack))).backward()

@@ -18,6 +18,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from ..errors import ModelError
 from .quiet import quiet
@@ -131,7 +132,7 @@ def _convert(gguf: Path, folder: Path) -> None:
     # transformers shows a progress bar for GGUF files that no setting turns off
     with quiet(), contextlib.redirect_stderr(io.StringIO()):
         quantised = AutoModelForCausalLM.from_pretrained(source, gguf_file=gguf.name, dtype=torch.float32)
-        tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=gguf.name)
+        tokenizer: Any = AutoTokenizer.from_pretrained(source, gguf_file=gguf.name)
         # Left in config.json, they would declare the float32 weights quantised, which `files` refuses, and name a
         # temporary folder.
         values = quantised.config.to_dict()

@@ -186,7 +186,7 @@ def load_tokenizer(name: str, *, tokenizer: str = "", chat_template: str = "") -
     if problems:
         raise ModelError("\n".join(problems))
     with quiet(), _readable(source, "tokenizer"):
-        result = AutoTokenizer.from_pretrained(
+        result: Any = AutoTokenizer.from_pretrained(
             _source(source), trust_remote_code=False, local_files_only=_is_local(source)
         )
     if chat_template == "plain":

@@ -118,7 +118,7 @@ def load_bfloat16(name: str, *, device: str, biases: bool = True) -> PreTrainedM
         low = id(p) in small and (biases or p.dim() > 1)
         p.data = p.data.to(torch.bfloat16 if low else torch.float32, copy=True)
     _restore_buffers(model)
-    return model.to(device)  # pyright: ignore[reportArgumentType]
+    return model.to(device)  # pyrefly: ignore[bad-argument-type]
 
 
 def _restore_buffers(model: PreTrainedModel) -> None:
@@ -258,7 +258,7 @@ def insert(model: PreTrainedModel, config: LoraConfig, *, name: str) -> Any:
     chosen = {n: m for n, m in layers.items() if not config.targets or n.rpartition(".")[2] in config.targets}
     how = peft.LoraConfig(
         r=config.rank,
-        lora_alpha=config.alpha,  # pyright: ignore[reportArgumentType]  (annotated int, used as a factor)
+        lora_alpha=config.alpha,  # pyrefly: ignore[bad-argument-type]  (annotated int, used as a factor)
         lora_dropout=config.dropout,
         target_modules=sorted({n.rpartition(".")[2] for n in chosen}),
         # peft matches by suffix, which may be that of the output head too.
@@ -270,7 +270,7 @@ def insert(model: PreTrainedModel, config: LoraConfig, *, name: str) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about attributes that transformers renamed
-            wrapped = peft.get_peft_model(model, how)  # pyright: ignore[reportArgumentType]
+            wrapped = peft.get_peft_model(model, how)
     except (ValueError, TypeError, NotImplementedError) as error:
         raise ModelError(f"lora: peft cannot put adapters into {type(model).__name__}: {error}") from error
     wrapped.peft_config[NAME].base_model_name_or_path = name

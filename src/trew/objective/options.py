@@ -177,7 +177,7 @@ def _bounded(correction: Correction, options: Options) -> Correction:
     if isinstance(correction, OffPolicySequenceMask):
         return correction if options.opsm_delta is None else OffPolicySequenceMask(options.opsm_delta)
     bounds = {"low": options.correction_low, "high": options.correction_high}
-    return dataclasses.replace(correction, **{k: v for k, v in bounds.items() if v is not None})  # pyright: ignore
+    return dataclasses.replace(correction, **{k: v for k, v in bounds.items() if v is not None})  # pyrefly: ignore[bad-specialization]
 
 
 def _sampling(objective: Objective, options: Options) -> Objective:

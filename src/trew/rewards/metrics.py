@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from ..types import Metrics, Score, ScoredGroup
+from ..types import Metrics, Score, ScoredGroup, ScoreStatus
 from .combine import FAILED
 
 
@@ -52,5 +52,5 @@ def _of_reward(name: str, scores: Sequence[Score]) -> Metrics:
     return metrics | _shares(f"reward/{name}", reported, n)
 
 
-def _shares(name: str, counts: Mapping[str, int], n: float) -> dict[str, tuple[float, float]]:
+def _shares(name: str, counts: Mapping[ScoreStatus, int], n: float) -> dict[str, tuple[float, float]]:
     return {f"{name}/{status}": (float(count), n) for status, count in sorted(counts.items())}

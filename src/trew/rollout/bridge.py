@@ -42,7 +42,7 @@ class Bridges:
         self._ends = renderer.stop_ids.union(ends)
         self._added: dict[str, int] = renderer.tokenizer.get_added_vocab()
         # The longest first, so that a token is not found inside another one. Whitespace forges nothing.
-        forgeable = sorted((t for t in self._added if len(t) > 1 and t.strip()), key=len, reverse=True)
+        forgeable: list[str] = sorted((t for t in self._added if len(t) > 1 and t.strip()), key=len, reverse=True)
         self._forged = re.compile("|".join(map(re.escape, forgeable))) if forgeable else None
 
     # ---- tokens

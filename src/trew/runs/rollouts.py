@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from ..utils.secrets import redact, secrets
 from .files import write_atomic
 
 Render = Callable[[Prompt], str]
-Advantages = Sequence[Sequence["np.ndarray | float | None"]]
+Advantages: TypeAlias = "Sequence[Sequence[np.ndarray | float | None]]"
 """Per group and completion: one number, one number per token, or None if the completion was not trained on."""
 Effects = Mapping[str, Sequence[np.ndarray]]
 """Columns of ``EFFECTS``: one array (T,) per completion that was trained on, NaN where a token has no value."""

@@ -348,7 +348,8 @@ def _on_servers(
     # ---- the recipe's servers, or servers that are started here
     if endpoints:
         # None for servers without trew serve, which nobody starts again.
-        lives = [found and found.life for found in (remote.wait_for(e, tell=display.line) for e in endpoints)]
+        waited = [remote.wait_for(endpoint, tell=display.line) for endpoint in endpoints]
+        lives = [None if found is None else found.life for found in waited]
         restart = remote.Returns(endpoints, lives) if any(lives) else None
     else:
         servers = ending.enter_context(_started_servers(plan, folder.folder / "servers", display))

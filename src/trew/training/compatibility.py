@@ -218,7 +218,8 @@ def notes(objective: Objective, config: Config) -> list[str]:
             f"learner.lr: {config.learner.lr:g} is low for LoRA, whose best rate is about ten times that of training "
             f"all weights: {LORA_RATE:g} to 2e-4 is common"
         )
-    if config.optimizer_steps == config.steps and (idle := _idle_on_policy(objective, config)):
+    idle = _idle_on_policy(objective, config)
+    if idle and config.optimizer_steps == config.steps:
         exactly = "exactly 1" if objective.ratio.anchor == "old" else "1 but for rounding"
         said.append(
             f"{objective.name}: one optimizer step per set of rollouts, so that the ratio is {exactly} and nothing is "

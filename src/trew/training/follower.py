@@ -57,7 +57,7 @@ def follow(place: Place) -> None:
 def _follow(run: FollowerRun) -> None:
     with run.writer, telling_of_lost_ranks():
         try:
-            loop.train(run)  # pyright: ignore[reportArgumentType] - the part of TrainingRun that the loop uses
+            loop.train(run)  # pyrefly: ignore[bad-argument-type] - the part of TrainingRun that the loop uses
         except TrewError:
             # The same computation has failed on all ranks; rank 0 reports it, and ends the run or its process.
             run.await_order()
@@ -88,7 +88,7 @@ class FollowerRun:
             if config.cluster.colocate:
                 meet = functools.partial(self._ranks.gather, None)
                 self.weights = TurnsOfRank(self.weights, self._parts.placement, meet)
-                self.rollouts = TurnsOfSource(self, self._parts.placement, None)  # pyright: ignore[reportArgumentType]
+                self.rollouts = TurnsOfSource(self, self._parts.placement, None)  # pyrefly: ignore[bad-argument-type]
         else:
             self.engine = self._parts.engine(self.plan)
             self.weights = InPlace()
@@ -155,7 +155,7 @@ class FollowerRun:
         self._ranks.gather(None)
 
     def _publish(self, order: dict[str, Any]) -> None:
-        self.weights.publish(self.policy, self.engine)  # pyright: ignore[reportArgumentType] - None with servers
+        self.weights.publish(self.policy, self.engine)  # pyrefly: ignore[bad-argument-type] - None with servers
 
     def _generate(self, order: dict[str, Any]) -> None:
         assert self.engine is not None

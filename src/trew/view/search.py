@@ -60,7 +60,7 @@ class Searches:
         found = self._texts(run, kind, step, columns)
         out = np.zeros(len(found[0]) if found else 0, bool)
         for column in found:
-            hits = compute.match_substring(column, text, ignore_case=True)  # pyright: ignore[reportAttributeAccessIssue]
+            hits = compute.match_substring(column, text, ignore_case=True)  # pyrefly: ignore[missing-attribute]
             out |= hits.fill_null(False).to_numpy(zero_copy_only=False)
         return out
 

@@ -90,7 +90,8 @@ class Layers:
         self._after = any(layer.attention_after or layer.mlp_after for layer in parts.layers)
         # Each matrix names the one that is multiplied next, to prefetch it. Gate and up are one step, entered by gate.
         for m, following in zip(self._matrices, [*self._matrices[1:], None], strict=True):
-            for w, then in ((m.qkv, m.o), (m.o, m.gate), (m.gate, m.down), (m.down, following and following.qkv)):
+            after = None if following is None else following.qkv
+            for w, then in ((m.qkv, m.o), (m.o, m.gate), (m.gate, m.down), (m.down, after)):
                 w.then(then)
         layers = zip(parts.layers, self._matrices, strict=True)
         self._layers = (LayerStruct * len(parts.layers))(*(self._layer(layer, w) for layer, w in layers))

@@ -19,8 +19,8 @@ EXTRA = "textarena"
 def adapt(name: str, args: Mapping[str, Any]) -> tuple[Callable[[], Environment], Mapping[str, str]]:
     """Begins a game, to see that one player can play it. Raises ConfigError."""
     try:
-        import textarena  # pyright: ignore[reportMissingImports]
-        from textarena.envs.registration import ENV_REGISTRY  # pyright: ignore[reportMissingImports]
+        import textarena  # pyrefly: ignore[missing-import]
+        from textarena.envs.registration import ENV_REGISTRY  # pyrefly: ignore[missing-import]
     except ImportError as error:
         raise ConfigError(
             f"environment.name: textarena:{name} needs TextArena ({error}): {install_extra(EXTRA)}"

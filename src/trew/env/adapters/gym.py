@@ -19,7 +19,7 @@ EXTRA = "gym"
 def adapt(name: str, args: Mapping[str, Any]) -> tuple[Callable[[], Environment], Mapping[str, str]]:
     """Makes the environment once, to see what it is like. Raises ConfigError."""
     try:
-        import gymnasium  # pyright: ignore[reportMissingImports]
+        import gymnasium
     except ImportError as error:
         raise ConfigError(f"environment.name: gym:{name} needs gymnasium ({error}): {install_extra(EXTRA)}") from None
     ours = ("actions", "observations", "opening")

@@ -29,7 +29,7 @@ def adapt(name: str, args: Mapping[str, Any]) -> tuple[Callable[[], Environment]
     if not name.startswith(("http://", "https://")):
         raise ConfigError(f"environment.name: got 'openenv:{name}', accepts openenv:http://HOST:PORT")
     try:
-        from openenv.core.generic_client import GenericEnvClient  # pyright: ignore[reportMissingImports]
+        from openenv.core.generic_client import GenericEnvClient  # pyrefly: ignore[missing-import]
     except ImportError as error:
         raise ConfigError(f"environment.name: openenv:{name} needs openenv ({error}): {install_extra(EXTRA)}") from None
     field = _text_field(_schema(name))

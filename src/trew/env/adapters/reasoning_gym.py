@@ -24,8 +24,8 @@ ATTEMPTS = 3
 def adapt(name: str, args: Mapping[str, Any]) -> tuple[Callable[[], Environment], Mapping[str, str]]:
     """Makes a problem, to see that the settings are right. Raises ConfigError."""
     try:
-        import reasoning_gym  # pyright: ignore[reportMissingImports]
-        from reasoning_gym.factory import DATASETS  # pyright: ignore[reportMissingImports]
+        import reasoning_gym
+        from reasoning_gym.factory import DATASETS
     except ImportError as error:
         raise ConfigError(
             f"environment.name: reasoning_gym:{name} needs reasoning-gym ({error}): {install_extra(EXTRA)}"

@@ -33,7 +33,7 @@ def adapt(name: str, args: Mapping[str, Any]) -> tuple[Callable[[], Environment]
     """Loads the taskset, and sees that one agent can play it here. Raises ConfigError."""
     who = f"environment.name: verifiers:{name}"
     try:
-        from verifiers.v1.utils import loaders  # pyright: ignore[reportMissingImports]
+        from verifiers.v1.utils import loaders  # pyrefly: ignore[missing-import]
 
         from . import verifiers_loop
     except ImportError as error:
@@ -65,7 +65,7 @@ def adapt(name: str, args: Mapping[str, Any]) -> tuple[Callable[[], Environment]
 
 def _seats(config: Any) -> list[str]:
     """The names of the agents."""
-    from verifiers.v1.configs.agent import agent_config_fields  # pyright: ignore[reportMissingImports]
+    from verifiers.v1.configs.agent import agent_config_fields  # pyrefly: ignore[missing-import]
 
     return list(agent_config_fields(config))
 
@@ -139,8 +139,8 @@ class VerifiersEnvironment:
             self._loop.close()
 
     async def _played(self) -> tuple[str, Any]:
-        from aiohttp import web  # pyright: ignore[reportMissingImports]
-        from verifiers.v1.clients import EvalClientConfig, ModelContext  # pyright: ignore[reportMissingImports]
+        from aiohttp import web  # pyrefly: ignore[missing-import]
+        from verifiers.v1.clients import EvalClientConfig, ModelContext  # pyrefly: ignore[missing-import]
 
         app = web.Application(client_max_size=1 << 26)
         app.router.add_post("/v1/chat/completions", self._asked)
@@ -161,7 +161,7 @@ class VerifiersEnvironment:
 
     async def _asked(self, request: Any) -> Any:
         """A request of verifiers for a reply."""
-        from aiohttp import web  # pyright: ignore[reportMissingImports]
+        from aiohttp import web  # pyrefly: ignore[missing-import]
 
         body = await request.json()
         if problem := _refusal(body):

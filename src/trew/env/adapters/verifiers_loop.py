@@ -11,11 +11,11 @@ import json
 from contextlib import AsyncExitStack
 from typing import Any
 
-import aiohttp  # pyright: ignore[reportMissingImports]
-import verifiers.v1 as vf  # pyright: ignore[reportMissingImports]
-from verifiers.v1.dialects.chat import message_to_wire  # pyright: ignore[reportMissingImports]
-from verifiers.v1.harnesses.utils.mcp import call_mcp, connect_mcp  # pyright: ignore[reportMissingImports]
-from verifiers.v1.runtimes import ProgramResult  # pyright: ignore[reportMissingImports]
+import aiohttp  # pyrefly: ignore[missing-import]
+import verifiers.v1 as vf  # pyrefly: ignore[missing-import]
+from verifiers.v1.dialects.chat import message_to_wire  # pyrefly: ignore[missing-import]
+from verifiers.v1.harnesses.utils.mcp import call_mcp, connect_mcp  # pyrefly: ignore[missing-import]
+from verifiers.v1.runtimes import ProgramResult  # pyrefly: ignore[missing-import]
 
 __all__ = ["PolicyHarness"]  # by which verifiers finds it
 

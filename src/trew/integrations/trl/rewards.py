@@ -71,7 +71,7 @@ class BuiltIn:
     ) -> list[float | None]:
         # By the completion's number: those that cannot be graded are left out.
         kind, items = KINDS[self.kind], {}
-        judged = self.correct and self.correct(prompts, completions, completion_ids, **columns)
+        judged = None if self.correct is None else self.correct(prompts, completions, completion_ids, **columns)
         rows = rows_of(columns, len(completions), mapped=self.columns, who=self.kind)
         for i, (completion, row) in enumerate(zip(completions, rows, strict=True)):
             known = None if judged is None else judged[i]

@@ -70,12 +70,13 @@ def found() -> Iterator[Told]:
 
 
 def _registered(declared: bool) -> Iterator[Told]:
+    done = None
     try:
         done = subprocess.run([sys.executable, "-c", LOOK], capture_output=True, text=True, timeout=SECONDS)
         # The last line: verl and its dependencies may print while they are imported.
         losses, estimators, arguments, why = json.loads(done.stdout.splitlines()[-1])
     except (subprocess.TimeoutExpired, IndexError, ValueError) as error:
-        last = done.stderr.strip().splitlines()[-1:] if not isinstance(error, subprocess.TimeoutExpired) else []
+        last = [] if done is None else done.stderr.strip().splitlines()[-1:]
         yield "bad", "import", f"verl cannot be imported: {(last or [str(error)])[0]}", "repair verl first"
         return
     if why:

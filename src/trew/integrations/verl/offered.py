@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...objective import Objective, preset, presets
 from ...objective.advantage import BaselineAdvantage, ExternalAdvantages
-from ...objective.aggregate import Constant, SequenceMeanTokenMean, SequenceMeanTokenSum, TokenMean
+from ...objective.aggregate import Aggregate, Constant, SequenceMeanTokenMean, SequenceMeanTokenSum, TokenMean
 from ...objective.baseline import NoBaseline
 from ...objective.component import SCOPES, Component
 from ...objective.divergence import KL, Divergence
@@ -17,7 +17,7 @@ from ...objective.imitation import DEMONSTRATED
 from ...objective.scale import NoScaling
 from ...objective.token_baseline import TokenBaseline
 
-AGGREGATES = {
+AGGREGATES: dict[type[Aggregate], str] = {
     TokenMean: "token-mean",
     SequenceMeanTokenMean: "seq-mean-token-mean",
     SequenceMeanTokenSum: "seq-mean-token-sum",

@@ -39,7 +39,7 @@ def prepare() -> None:
     import mpmath
 
     mpmath.mp.dps = DIGITS
-    import reasoning_gym  # noqa: F401  # pyright: ignore[reportMissingImports]
+    import reasoning_gym  # noqa: F401
 
 
 def run(payload: dict[str, Any]) -> dict[str, Any]:
@@ -73,7 +73,7 @@ _made: dict[tuple[str, str], Any] = {}
 
 
 def dataset(task: str, key: str, config: dict[str, Any]) -> Any:
-    import reasoning_gym  # pyright: ignore[reportMissingImports]
+    import reasoning_gym
 
     if (task, key) not in _made:
         # Only its grader is used, so that it does not matter which problems it would make.

@@ -36,7 +36,7 @@ def boot(
     watched = None
     if life is not None:
         # The guardian is forked here, before any other import, so that it stays small for the whole run.
-        from trew_worker.isolation.guardian import stand_guard  # pyright: ignore[reportMissingImports]
+        from trew_worker.isolation.guardian import stand_guard  # pyrefly: ignore[missing-import]
 
         # With a guardian the worker has no use for the pipe; without one it has to watch the pipe itself.
         watched = {"life": None if stand_guard(life, grace_s=grace_s) else life}

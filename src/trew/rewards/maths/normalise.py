@@ -24,8 +24,8 @@ _UNICODE = {
     "ρ": r"\rho ", "σ": r"\sigma ", "φ": r"\phi ", "ϕ": r"\phi ", "ω": r"\omega ", "∠": r"\angle ", "。": ".",
     "⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ", "ⁿ": "^n ",
 }  # fmt: skip
-_SUPERSCRIPTS = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-", strict=True))
-_SUBSCRIPTS = dict(zip("₀₁₂₃₄₅₆₇₈₉", "0123456789", strict=True))
+_SUPERSCRIPTS: dict[str, str] = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-", strict=True))
+_SUBSCRIPTS: dict[str, str] = dict(zip("₀₁₂₃₄₅₆₇₈₉", "0123456789", strict=True))
 # A fraction sign, with the digit of a mixed number before it: 1½.
 _VULGAR = re.compile(r"(\d?)([¼-¾⅐-⅞])")
 

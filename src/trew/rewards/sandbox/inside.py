@@ -7,7 +7,6 @@ values that it should return are never in the same process. Values travel as JSO
 The interpreter gets the sections that its mode needs.
 """
 
-# pyright: reportArgumentType=false
 import os
 import resource
 import sys
@@ -77,7 +76,7 @@ class JsonPipe:
     def __init__(self, request, reply):
         self.read, self.write, self.request, self.reply = os.read, os.write, request, reply
         self.quote, self.rest = _json.encode_basestring_ascii, b""
-        self.scan = _json.make_scanner(JsonForm)
+        self.scan = _json.make_scanner(JsonForm)  # pyrefly: ignore[bad-argument-type]
 
     def receive(self):
         parts = [self.rest]
@@ -112,7 +111,8 @@ class JsonPipe:
         if (text := self._plain(value)) is not None:
             put(text)
         elif items := self._parts(value):
-            self._items(*items, put, depth, left)
+            mark, values = items
+            self._items(mark, values, put, depth, left)
         else:
             put(self._named(value))
 

@@ -195,7 +195,8 @@ def _content(file: Path) -> str:
 
 
 def _function(found: Mapping[str, Any]) -> UserFunction:
-    return UserFunction(**{**found, "file": Path(found["file"]), "accepts": _set(found["accepts"])})
+    made: dict[str, Any] = {**found, "file": Path(found["file"]), "accepts": _set(found["accepts"])}
+    return UserFunction(**made)
 
 
 def _set(names: Any) -> frozenset[str] | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...config import PAIRED
-from ...diagnostics import health
+from ...diagnostics.health import HealthWarning, findings
 from ...diagnostics.outcome import outcome
 from ...errors import DataError
 from ..folder import decode_row
@@ -47,9 +47,9 @@ class RunData:
         return [s for s, _ in pairs], [v if math.isfinite(v) else None for _, v in pairs]
 
     @property
-    def health(self) -> list[health.HealthWarning]:
+    def health(self) -> list[HealthWarning]:
         """The warnings that the run gave about its metrics, ordered by step."""
-        return health.findings(self.rows, self.config)
+        return findings(self.rows, self.config)
 
     @property
     def outcome(self) -> list[str]:

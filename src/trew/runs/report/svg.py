@@ -17,7 +17,7 @@ from typing import Literal
 
 from .text import visible
 
-Values = Sequence["float | None"]
+Values = Sequence[float | None]
 
 _LIGHT = ("#0b62c4", "#c2410c", "#15803d", "#8b2fc9", "#a16207", "#be185d", "#0e7490", "#57534e")
 _DARK = ("#62a8ff", "#ff9a5c", "#5fd07f", "#cf93ff", "#e6c04d", "#ff86b5", "#54cfe0", "#c8c2bc")

@@ -7,7 +7,7 @@ ENGINES = {"trew_files": "FilesEngine", "trew_stream": "StreamEngine", "trew_mem
 
 def register() -> None:
     """Called by vLLM through the entry point group ``vllm.general_plugins``; may be called more than once."""
-    from vllm.distributed.weight_transfer.factory import (  # pyright: ignore[reportMissingImports]
+    from vllm.distributed.weight_transfer.factory import (  # pyrefly: ignore[missing-import]
         WeightTransferEngineFactory as Factory,
     )
 

@@ -10,16 +10,16 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from vllm.distributed.weight_transfer.base import (  # pyright: ignore[reportMissingImports]
+from vllm.distributed.weight_transfer.base import (  # pyrefly: ignore[missing-import]
     WeightTransferEngine,
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
-from vllm.model_executor.model_loader.reload import (  # pyright: ignore[reportMissingImports]
+from vllm.model_executor.model_loader.reload import (  # pyrefly: ignore[missing-import]
     finalize_layerwise_reload,
     initialize_layerwise_reload,
 )
-from vllm.model_executor.model_loader.reload.layerwise import (  # pyright: ignore[reportMissingImports]
+from vllm.model_executor.model_loader.reload.layerwise import (  # pyrefly: ignore[missing-import]
     get_layerwise_info,
 )
 

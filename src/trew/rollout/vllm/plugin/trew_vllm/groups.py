@@ -21,7 +21,7 @@ def join(
     """This process's place in a group that meets at ``store``. ``address``: of this host, for gloo. Raises
     RuntimeError, as c10d does, if the group does not come together within ``timeout``."""
     if backend == "gloo":
-        gloo = dist.ProcessGroupGloo._Options()  # pyright: ignore[reportAttributeAccessIssue]
+        gloo = dist.ProcessGroupGloo._Options()  # pyrefly: ignore[missing-attribute]
         gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
         gloo._timeout = timeout
         return dist.ProcessGroupGloo(store, rank, size, gloo)
