@@ -69,6 +69,15 @@ def test_regimes_without_runs_are_named(tmp_path):
     assert "This is a part" not in "\n".join(page(simulated(tmp_path, given, study(tmp_path))))
 
 
+def test_regimes_with_fewer_seeds_are_named(tmp_path):
+    """Also where another regime has all of them."""
+    given = finals(np.random.default_rng(4), sd=0.01, shifts={"clip": 0.0, "other": 0.0, "same": 0.0})
+    results = simulated(tmp_path, given, study(tmp_path, regimes={"off": {}, "stale": {"rollout.stale_steps": 2}}))
+    few = [{**row, "regime": "stale"} for row in results["runs"] if row["seed"] <= 2]
+    text = "\n".join(page({**results, "runs": [{**row, "regime": "off"} for row in results["runs"]] + few}))
+    assert "**This is a part of the study**: 10 of 10 seeds have runs (of stale 2), 36 runs in all." in text
+
+
 def test_without_a_pair_nothing_is_compared_and_the_page_says_why(tmp_path):
     results = simulated(tmp_path, {"clip": [0.5], "other": [0.6], "same": [0.6]})
     (regime,) = regimes(results)

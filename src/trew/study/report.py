@@ -56,7 +56,6 @@ def page(found: Mapping[str, Any], *, images: str = "") -> Iterator[str]:
 
 def _before_the_first_run(found: Mapping[str, Any]) -> Iterator[str]:
     design = found["design"]
-    seeds = sorted({row["seed"] for row in found["runs"]})
     yield from [f"**Question.** {design['question']}", ""] if design["question"] else []
     yield (
         f"**Fixed before the first run** (digest `{found['digest']}`): {len(design['algorithms'])} algorithms, tasks "
@@ -78,15 +77,27 @@ def _before_the_first_run(found: Mapping[str, Any]) -> Iterator[str]:
             f"Model for {task}: {model['parameters']:,} parameters, made by the study; {model['steps']} supervised "
             f"steps to a probability of {model['accuracy']:.2f} of the right answer."
         )
-    without = [name for name in design["regimes"] if name not in {row["regime"] for row in found["runs"]}]
-    if len(seeds) < design["seeds"] or without:
-        missing = f"; nothing of the regimes {', '.join(without)} is reported yet" if without else ""
-        yield ""
-        yield (
-            f"**This is a part of the study**: {len(seeds)} of {design['seeds']} seeds have runs, {len(found['runs'])} "
-            f"runs in all{missing}. It claims nothing beyond what these can show."
-        )
+    yield from _unfinished(found)
     yield ""
+
+
+def _unfinished(found: Mapping[str, Any]) -> Iterator[str]:
+    """Says which regimes have fewer seeds than the design; nothing where all have theirs."""
+    whole = found["design"]["seeds"]
+    runs = [(row["regime"], row["seed"]) for row in found["runs"]]
+    names = dict.fromkeys([*found["design"]["regimes"], *(regime for regime, _ in runs)])
+    seeds = {name: len({seed for regime, seed in runs if regime == name}) for name in names}
+    most = max(seeds.values())
+    if min(seeds.values()) == whole:
+        return
+    fewer = ", ".join(f"of {name} {count}" for name, count in seeds.items() if 0 < count < most)
+    without = ", ".join(name for name, count in seeds.items() if not count)
+    yield ""
+    yield (
+        f"**This is a part of the study**: {most} of {whole} seeds have runs{f' ({fewer})' if fewer else ''}, "
+        f"{len(found['runs'])} runs in all{f'; nothing of the regimes {without} is reported yet' if without else ''}. "
+        "It claims nothing beyond what these can show."
+    )
 
 
 def _regime(found: Mapping[str, Any], regime: Regime, images: str) -> Iterator[str]:
