@@ -88,15 +88,16 @@ def _unfinished(found: Mapping[str, Any]) -> Iterator[str]:
     names = dict.fromkeys([*found["design"]["regimes"], *(regime for regime, _ in runs)])
     seeds = {name: len({seed for regime, seed in runs if regime == name}) for name in names}
     most = max(seeds.values())
-    if min(seeds.values()) == whole:
+    if min(seeds.values()) >= whole:
         return
     fewer = ", ".join(f"of {name} {count}" for name, count in seeds.items() if 0 < count < most)
-    without = ", ".join(name for name, count in seeds.items() if not count)
+    without = [name for name, count in seeds.items() if not count]
+    noun = "regime" if len(without) == 1 else "regimes"
+    missing = f"; nothing of the {noun} {', '.join(without)} is reported yet" if without else ""
     yield ""
     yield (
         f"**This is a part of the study**: {most} of {whole} seeds have runs{f' ({fewer})' if fewer else ''}, "
-        f"{len(found['runs'])} runs in all{f'; nothing of the regimes {without} is reported yet' if without else ''}. "
-        "It claims nothing beyond what these can show."
+        f"{len(found['runs'])} runs in all{missing}. It claims nothing beyond what these can show."
     )
 
 
