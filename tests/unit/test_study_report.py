@@ -160,6 +160,52 @@ def test_the_terminal_has_the_table_without_what_only_the_page_has_room_for(tmp_
     assert any("IQM [95 %]" in line for line in page(found))
 
 
+def two_regimes(folder):
+    """``other`` is better in one regime and as good in another, where it lacks a seed; ``same`` ran in the first."""
+    design = study(folder, regimes={"off": {"learner.inner_updates": 2}, "on": {"learner.inner_updates": 1}})
+    noise = 0.01 * np.random.default_rng(0).normal(size=10)
+    finals = {("off", "clip"): 0.5 + noise, ("off", "other"): 0.6 + noise[::-1] / 2, ("off", "same"): 0.5 + noise}
+    finals |= {("on", "clip"): 0.5 + noise, ("on", "other"): (0.5 + noise[::-1])[:9]}
+    rows = [row(name, seed, float(final), regime=regime)
+            for (regime, name), of in finals.items() for seed, final in enumerate(of, 1)]  # fmt: skip
+    return assemble(design, {}, dict.fromkeys(design.cells, 0.01), rows, History.read(folder))
+
+
+def test_regimes_stand_next_to_each_other_with_the_differences_of_their_own_tables(tmp_path):
+    found = two_regimes(tmp_path)
+    lines = list(page(found))
+    glance = lines[lines.index("### All regimes") : lines.index("### Regime `off`: `learner.inner_updates = 2`")]
+    assert "| algorithm | off, 10 pairs | on, 9 pairs |" in glance
+    off, on = regimes(found)
+    for comparison_of in ("final", "area"):
+        assert "| same | equal |  |" in glance
+        better = next(v.difference for v in getattr(off, comparison_of).versus if v.name == "other")
+        level = next(v.difference for v in getattr(on, comparison_of).versus if v.name == "other")
+        cells = [f"{d.mean:+.3f} [{d.low:+.3f}, {d.high:+.3f}]" for d in (better, level)]
+        assert f"| other | **{cells[0]}** | {cells[1]} |" in glance
+    assert sum(line.startswith("| ") for line in glance) == 2 * (2 + 2)
+
+
+def test_a_ring_in_the_picture_of_all_regimes_is_not_told_apart(tmp_path):
+    """Points of one row lie on one height, below the name of their regime; a missing cell has none."""
+    root = ET.fromstring(draw(two_regimes(tmp_path))["study-planted-glance.svg"])
+    points = [(float(c.get("cx")), float(c.get("cy")), c.get("class")) for c in root.iter(f"{NS}circle")]
+    at = {t.text: (float(t.get("x")), float(t.get("y"))) for t in root.iter(f"{NS}text")}
+    off = sorted(p for p in points if p[0] < (at["off"][0] + at["on"][0]) / 2)
+    on = [p for p in points if p not in off]
+    assert {(y, kind) for _, y, kind in off} == {(at["other"][1] - 4, "tc-f0"), (at["same"][1] - 4, "tc-ground tc-s0")}
+    assert [(y, kind) for _, y, kind in on] == [(at["other"][1] - 4, "tc-ground tc-s0")]
+    zeros = sorted({float(line.get("x1")) for line in root.iter(f"{NS}line") if line.get("class") == "tc-axis"})
+    assert [x for x, y, _ in off if y == at["same"][1] - 4] == [zeros[0]]
+    assert zeros[0] < next(x for x, y, _ in off if y == at["other"][1] - 4) < zeros[1]
+
+
+def test_one_regime_has_no_table_of_all(tmp_path):
+    found = simulated(tmp_path, {name: np.linspace(0.4, 0.5, 10) for name in ("clip", "other")})
+    assert "### All regimes" not in list(page(found))
+    assert not any("glance" in name for name in draw(found))
+
+
 def test_profiles_are_of_the_final_accuracy_over_the_range_of_all_algorithms(tmp_path):
     (regime,) = regimes(simulated(tmp_path, {"clip": [0.5, 0.7], "other": [0.3, 0.9]}))
     clip, other = _profiles(regime, ["clip", "other"])

@@ -52,6 +52,10 @@ class Versus:
     detectable: float | None  # the true difference that these pairs would find in 80 % of studies; None = none
     verdict: Verdict
 
+    @property
+    def told_apart(self) -> bool:
+        return self.verdict in ("better", "worse")
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:

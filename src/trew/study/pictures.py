@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from ..eval.comparison import Comparison
 from ..eval.seeds import performance_profile
 from ..eval.statistics import mean_interval
 from ..runs.report import Series, line_chart
-from ..runs.report.forest import ForestRow, forest
+from ..runs.report.forest import ForestRow, forest, forests
 from ..runs.report.shades import ShadedRow, shades
 from ..runs.report.svg import side_by_side
 from .analysis import Regime, regimes, tuning
@@ -30,12 +31,19 @@ _PANEL: dict[str, Any] = {"width": 480, "height": 280, "standalone": False}
 def draw(found: Mapping[str, Any]) -> dict[str, str]:
     """All pictures by their file names."""
     made = {}
-    for regime in regimes(found):
+    found_of = regimes(found)
+    if len(compared := [regime for regime in found_of if regime.final is not None]) > 1:
+        made[glance_name(found)] = _glance(compared, found["design"]["baseline"])
+    for regime in found_of:
         if regime.final is not None:
-            made[forest_name(found, regime)] = _forest(regime, found["design"]["baseline"])
+            made[forest_name(found, regime)] = _forest(regime.name, regime.final, found["design"]["baseline"])
         names = curve_names(found, regime)
         made |= {name: _curves(found, regime, part) for name, part in zip(names, _parts(found, regime), strict=True)}
     return made | {name: _tuning(found, cells) for name, cells in _tuned_cells(found).items()}
+
+
+def glance_name(found: Mapping[str, Any]) -> str:
+    return f"study-{found['study']}-glance.svg"
 
 
 def forest_name(found: Mapping[str, Any], regime: Regime) -> str:
@@ -54,15 +62,22 @@ def _parts(found: Mapping[str, Any], regime: Regime) -> list[list[str]]:
     return [own + others[i : i + _AT_ONCE] for i in range(0, len(others), _AT_ONCE)] or [own]
 
 
-def _forest(regime: Regime, baseline: str) -> str:
-    assert regime.final is not None
-    rows = [
-        ForestRow(v.name, v.difference.mean, v.difference.low, v.difference.high, v.verdict)
-        for v in sorted(regime.final.versus, key=lambda v: v.name)
+def _glance(compared: Sequence[Regime], baseline: str) -> str:
+    panels = {regime.name: _differences(regime.final) for regime in compared if regime.final is not None}
+    title = f"Final accuracy minus that of {baseline}, by regime; a ring is not told apart from it"
+    return forests(panels, title=title, x_label="difference with 95 % intervals, simultaneous in a regime")
+
+
+def _forest(name: str, final: Comparison, baseline: str) -> str:
+    title = f"{name}: final accuracy minus that of {baseline}, {len(final.pairs)} pairs of runs"
+    return forest(_differences(final), title=title, x_label="difference with simultaneous 95 % intervals")
+
+
+def _differences(final: Comparison) -> list[ForestRow]:
+    return [
+        ForestRow(v.name, *v.difference, text=v.verdict, hollow=not v.told_apart)
+        for v in sorted(final.versus, key=lambda v: v.name)
     ]
-    pairs = len(regime.final.pairs)
-    title = f"{regime.name}: final accuracy minus that of {baseline}, {pairs} pairs of runs"
-    return forest(rows, title=title, x_label="difference with simultaneous 95 % intervals")
 
 
 def tuning_names(found: Mapping[str, Any]) -> list[str]:

@@ -47,7 +47,10 @@ def describe(found: Mapping[str, Any]) -> str:
 def page(found: Mapping[str, Any], *, images: str = "") -> Iterator[str]:
     """The results as lines of Markdown; ``images`` is put before the names of pictures."""
     yield from _before_the_first_run(found)
-    for regime in regimes(found):
+    found_of = regimes(found)
+    if len(compared := [regime for regime in found_of if regime.final is not None]) > 1:
+        yield from _glance(found, compared, images)
+    for regime in found_of:
         yield from _regime(found, regime, images)
     if found["tuning"] and tuning(found):
         yield from _tuning(found, images)
@@ -99,6 +102,32 @@ def _unfinished(found: Mapping[str, Any]) -> Iterator[str]:
         f"**This is a part of the study**: {most} of {whole} seeds have runs{f' ({fewer})' if fewer else ''}, "
         f"{len(found['runs'])} runs in all{missing}. It claims nothing beyond what these can show."
     )
+
+
+def _glance(found: Mapping[str, Any], compared: Sequence[Regime], images: str) -> Iterator[str]:
+    """The differences of all regimes next to each other."""
+    baseline = found["design"]["baseline"]
+    yield from ["### All regimes", ""]
+    yield from [f"![Differences to {baseline} in all regimes]({images}{pictures.glance_name(found)})", ""]
+    yield f"Final accuracy minus that of `{baseline}`; in bold where the verdict below is better or worse:"
+    yield from ["", *markdown(_glance_table({r.name: r.final for r in compared if r.final})), ""]
+    yield from ["Mean height of the held-out curve, in the same way:", ""]
+    yield from [*markdown(_glance_table({r.name: r.area for r in compared if r.area})), ""]
+
+
+def _glance_table(comparisons: Mapping[str, Comparison]) -> Table:
+    """One row for each algorithm, sorted by name, and one column for each regime."""
+    cells = {(name, v.name): _glance_cell(v) for name, comparison in comparisons.items() for v in comparison.versus}
+    head = ["algorithm", *(f"{name}, {len(comparison.pairs)} pairs" for name, comparison in comparisons.items())]
+    names = sorted({name for _, name in cells})
+    return [head, *([name, *(cells.get((regime, name), "") for regime in comparisons)] for name in names)]
+
+
+def _glance_cell(v: Versus) -> str:
+    if v.verdict == "equal":
+        return "equal"
+    text = _interval(v.difference, sign="+")
+    return f"**{text}**" if v.told_apart else text
 
 
 def _regime(found: Mapping[str, Any], regime: Regime, images: str) -> Iterator[str]:

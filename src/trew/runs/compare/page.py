@@ -80,7 +80,7 @@ def _redacted(group: RunGroup, hidden: tuple[str, ...]) -> RunGroup:
 
 
 def _forest(result: ComparedRuns) -> str:
-    rows = [ForestRow(v.name, *v.difference, text=v.verdict) for v in result.comparison.versus]
+    rows = [ForestRow(v.name, *v.difference, text=v.verdict, hollow=not v.told_apart) for v in result.comparison.versus]
     return forest(
         rows,
         title=f"Difference to {result.comparison.baseline}, paired by seed",
