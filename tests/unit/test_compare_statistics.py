@@ -173,6 +173,13 @@ def test_tasks_count_the_same_whatever_their_number_of_seeds():
     assert versus.difference.mean == pytest.approx((0.135 + 0.55) / 2)
 
 
+@pytest.mark.parametrize(("better", "won"), [("higher", 2), ("lower", 1)])
+def test_pairs_are_won_by_the_better_run_of_one_seed(better, won):
+    groups = [group("a", {0: 0.5, 1: 0.5, 2: 0.5, 3: 0.5}), group("b", {0: 0.6, 1: 0.7, 2: 0.4, 3: 0.5})]
+    (versus,) = compare(groups, baseline="a", better=better).versus
+    assert (versus.won, versus.pairs) == (won, 4)
+
+
 def test_five_seeds_are_never_enough_however_clear_they_look():
     low, high = ({s: base + s / 1000 * (1 + base) for s in range(6)} for base in (0.1, 0.9))
     for seeds, verdict in ((5, "not told apart"), (6, "better")):

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from study_help import row, simulated, study
 from trew.eval.seeds import pairs_needed
+from trew.eval.statistics import Interval
 from trew.runs.report.shades import ShadedRow, shades
-from trew.study.analysis import regimes, spreads
+from trew.study.analysis import FIGURES, jointly, regimes, spreads
 from trew.study.choice import choose
 from trew.study.design import Cell
 from trew.study.history import History
 from trew.study.pictures import _profiles, draw
 from trew.study.report import describe, page, write_report
 from trew.study.results import assemble, text
+from trew.study.tables import interval_text
 
 NS = "{http://www.w3.org/2000/svg}"
 
@@ -104,6 +107,58 @@ def test_completions_until_a_share_of_the_gain_start_at_the_start(tmp_path):
     }  # fmt: skip
 
 
+def test_gains_are_from_the_start_of_each_run(tmp_path):
+    """Seed 2 begins where seed 1 is after its second evaluation: neither has gained anything there."""
+    curves = {1: (0.25, 0.375, 0.5, 0.5, 0.5), 2: (0.375, 0.5, 0.625, 0.625, 0.625)}
+    runs = [(name, seed) for name in ("clip", "other") for seed in curves]
+    rows = [replace(row(name, seed, curves[seed][-1]), accuracy=curves[seed]) for name, seed in runs]
+    design = study(tmp_path)
+    (regime,) = regimes(assemble(design, {}, dict.fromkeys(design.cells, 0.01), rows, History.read(tmp_path)))
+    # Half of the gain of 0.25, at the second evaluation.
+    assert regime.reached("clip") == [40.0, 60.0]
+    assert regime.start() == 0.3125
+
+
+def test_algorithms_with_equal_curves_are_named(tmp_path):
+    finals = {"clip": [0.5, 0.6], "other": [0.4, 0.5], "same": [0.4, 0.5]}
+    assert "The same curves, to the last bit, for every seed: `other`, `same`." in list(
+        page(simulated(tmp_path, finals))
+    )
+    lines = list(page(simulated(tmp_path, finals | {"same": [0.4, 0.51]})))
+    assert not any(line.startswith("The same curves") for line in lines)
+
+
+def test_what_was_fixed_first_is_the_first_design_and_not_the_last(tmp_path):
+    first = study(tmp_path)
+    History.read(tmp_path).note(first, runs=0)
+    now = study(tmp_path, tune={"learner.lr": [0.0001, 0.001, 0.01]})
+    History.read(tmp_path).note(now, runs=7)
+    found = simulated(tmp_path, {"clip": [0.5, 0.6], "other": [0.4, 0.5]}, now)
+    text_of = "\n".join(page(found))
+    assert f"(digest `{first.digest}`)" in text_of
+    assert "learner.lr from 0.001, 0.01 by" in text_of
+    assert f"* The digest is now `{now.digest}`." in text_of
+
+
+def test_the_tuning_shows_how_far_the_choice_is_ahead(tmp_path):
+    """0.01 leads by 0.1 and 0.3: 0.2, with a standard error of 0.1414 / √2."""
+    design = study(tmp_path)
+    areas = {0.001: (0.4, 0.4), 0.01: (0.5, 0.7)}
+    rows = [row("clip", seed, 0.5, value=value, area=area) for value, of in areas.items()
+            for seed, area in zip(design.tuning, of, strict=True)]  # fmt: skip
+    found = assemble(design, {}, choose(design, rows), rows, History.read(tmp_path))
+    assert any("| 0.01* | 0.2000 ± 0.1000 on 0.001 |" in line for line in page(found))
+
+
+@pytest.mark.parametrize(("interval", "told"), [
+    ((-0.0001, -0.0104, 0.0002), "+0.000 [-0.010, +0.000]"),
+    ((0.0104, 0.0, 0.02), "+0.010 [+0.000, +0.020]"),
+    ((0.5, float("nan"), float("nan")), "+0.500 [no interval]"),
+])  # fmt: skip
+def test_what_rounds_to_0_has_no_sign_of_its_own(interval, told):
+    assert interval_text(Interval(*interval), sign="+") == told
+
+
 def test_the_spread_of_the_tuning_seeds_says_how_many_pairs_a_difference_takes(tmp_path):
     """Paired differences of other are 0.1 and 0.3 (sd 0.1414), those of same 0 and 0: pooled 0.1."""
     design = study(tmp_path)
@@ -117,7 +172,7 @@ def test_the_spread_of_the_tuning_seeds_says_how_many_pairs_a_difference_takes(t
     assert spread.needed == {d: pairs_needed(0.1, d, comparisons=2) for d in (0.05, 0.02, 0.01)}
     line = next(line for line in page(found) if line.startswith("* In `off` the differences to `clip`"))
     assert "a standard deviation of 0.100" in line
-    assert f"{spread.needed[0.02]} find a true difference of 0.02" in line
+    assert f"{spread.needed[0.02]} pairs find a true difference of 0.02" in line
     assert spreads({**found, "chosen": {}}) == []
 
 
@@ -174,16 +229,18 @@ def two_regimes(folder):
 def test_regimes_stand_next_to_each_other_with_the_differences_of_their_own_tables(tmp_path):
     found = two_regimes(tmp_path)
     lines = list(page(found))
-    glance = lines[lines.index("### All regimes") : lines.index("### Regime `off`: `learner.inner_updates = 2`")]
+    glance = lines[
+        lines.index("### All regimes of planted") : lines.index("### Regime `off`: `learner.inner_updates = 2`")
+    ]
     assert "| algorithm | off, 10 pairs | on, 9 pairs |" in glance
     off, on = regimes(found)
     for comparison_of in ("final", "area"):
-        assert "| same | equal |  |" in glance
+        assert "| same | equal | not compared |" in glance
         better = next(v.difference for v in getattr(off, comparison_of).versus if v.name == "other")
         level = next(v.difference for v in getattr(on, comparison_of).versus if v.name == "other")
         cells = [f"{d.mean:+.3f} [{d.low:+.3f}, {d.high:+.3f}]" for d in (better, level)]
         assert f"| other | **{cells[0]}** | {cells[1]} |" in glance
-    assert sum(line.startswith("| ") for line in glance) == 2 * (2 + 2)
+    assert sum(line.startswith("| ") for line in glance) == 2 * (2 + 3)
 
 
 def test_a_ring_in_the_picture_of_all_regimes_is_not_told_apart(tmp_path):
@@ -191,7 +248,7 @@ def test_a_ring_in_the_picture_of_all_regimes_is_not_told_apart(tmp_path):
     root = ET.fromstring(draw(two_regimes(tmp_path))["study-planted-glance.svg"])
     points = [(float(c.get("cx")), float(c.get("cy")), c.get("class")) for c in root.iter(f"{NS}circle")]
     at = {t.text: (float(t.get("x")), float(t.get("y"))) for t in root.iter(f"{NS}text")}
-    off = sorted(p for p in points if p[0] < (at["off"][0] + at["on"][0]) / 2)
+    off = sorted(p for p in points if p[0] < (at["off, 10 pairs"][0] + at["on, 9 pairs"][0]) / 2)
     on = [p for p in points if p not in off]
     assert {(y, kind) for _, y, kind in off} == {(at["other"][1] - 4, "tc-f0"), (at["same"][1] - 4, "tc-ground tc-s0")}
     assert [(y, kind) for _, y, kind in on] == [(at["other"][1] - 4, "tc-ground tc-s0")]
@@ -200,9 +257,45 @@ def test_a_ring_in_the_picture_of_all_regimes_is_not_told_apart(tmp_path):
     assert zeros[0] < next(x for x, y, _ in off if y == at["other"][1] - 4) < zeros[1]
 
 
+def test_all_comparisons_together_have_wider_intervals_and_say_which_verdicts_are_lost(tmp_path):
+    """``other`` is better by much and ``near`` by little in the first of two regimes; nothing is in the second."""
+    rng = np.random.default_rng(5)
+    names = ("clip", "other", "near")
+    algorithms = {name: {"objective.preset": "grpo"} for name in names}
+    two = {"off": {"learner.inner_updates": 2}, "on": {"learner.inner_updates": 1}}
+    design = study(tmp_path, algorithms=algorithms | {"same": None}, regimes=two)
+    noise = {(regime, name): 0.01 * rng.normal(size=10) for regime in two for name in names}
+    finals = {
+        (regime, name): 0.4 + noise["off", "clip"] + of * (name != "clip") for (regime, name), of in noise.items()
+    }
+    finals["off", "other"] += 0.1
+    finals["off", "near"] += 0.01
+    rows = [row(name, seed, float(final), regime=regime)
+            for (regime, name), of in finals.items() for seed, final in enumerate(of, 1)]  # fmt: skip
+    found = assemble(design, {}, dict.fromkeys(design.cells, 0.01), rows, History.read(tmp_path))
+    compared = regimes(found)
+    together = {(regime, figure, v.name): v for regime, figure, v in jointly(compared)}
+    assert len(together) == 2 * 2 * 2
+    for regime in compared:
+        for figure, comparison in zip(FIGURES, (regime.final, regime.area), strict=True):
+            for alone in comparison.versus:
+                joint = together[regime.name, figure, alone.name]
+                assert joint.difference.mean == pytest.approx(alone.difference.mean, abs=1e-15)
+                assert joint.difference.low < alone.difference.low
+                assert joint.difference.high > alone.difference.high
+                assert joint.p_value >= alone.p_value
+    line = next(line for line in page(found) if line.startswith("Corrected for all 8 comparisons"))
+    alone = [key for key, v in together.items() if v.told_apart]
+    assert alone == [("off", figure, "other") for figure in FIGURES]
+    assert "of both figures in `off`, `on` at once (those equal to the last bit aside), over the 10 pairs" in line
+    # In its own table, near is better too.
+    assert [v.verdict for v in compared[0].final.versus] == ["better", "better"]
+    assert "2 of 4 verdicts remain; not those of `near` in off (final accuracy), `near` in off (height" in line
+
+
 def test_one_regime_has_no_table_of_all(tmp_path):
     found = simulated(tmp_path, {name: np.linspace(0.4, 0.5, 10) for name in ("clip", "other")})
-    assert "### All regimes" not in list(page(found))
+    assert not any(line.startswith("### All regimes") for line in page(found))
     assert not any("glance" in name for name in draw(found))
 
 

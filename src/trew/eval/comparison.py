@@ -48,7 +48,8 @@ class Versus:
     difference: Interval  # simultaneous over all comparisons
     sd: float  # of the paired differences, within tasks
     p_value: float  # of the sign-flip test, Holm-corrected for the number of comparisons
-    improvement: Interval  # the chance that a run of this group is better than one of the baseline
+    won: int  # pairs in which this group is better
+    improvement: Interval  # the chance that a run of this group is better than one of the baseline, of any seeds
     detectable: float | None  # the true difference that these pairs would find in 80 % of studies; None = none
     verdict: Verdict
 
@@ -179,6 +180,7 @@ def _versus(
                 difference=intervals[i],
                 sd=sd,
                 p_value=p_values[i],
+                won=sum(int((sign * d > 0).sum()) for d in differences[i]),
                 improvement=seeds.probability_of_improvement(better, than, level=level),
                 detectable=seeds.detectable_difference(
                     sd, len(pairs), comparisons=len(paired), power=power, level=level

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ..errors import DataError
-from ..eval.comparison import Comparison, GroupScores, Pair, Verdict, compare, pooled_sd, verdict_of
+from ..eval.comparison import Comparison, GroupScores, Pair, Verdict, Versus, compare, pooled_sd, verdict_of
 from ..eval.seeds import holm, pairs_needed
 from ..eval.statistics import LEVEL, Interval, paired_difference, wilson
 from .choice import Tuned, tuned_of
@@ -25,6 +25,7 @@ of the accuracy: a warm start may have half of that already."""
 _DIFFERENCES = (0.05, 0.02, 0.01)
 """True differences of the final accuracy for which the number of pairs is told."""
 
+FIGURES = ("final accuracy", "height of the curve")
 _SCORES: tuple[Callable[[Row], float], ...] = (lambda row: row.final, lambda row: row.area)
 
 
@@ -66,22 +67,32 @@ class Regime:
     def failures(self, algorithm: str) -> Counter[str]:
         return Counter(row.failed for row in self.rows[algorithm] if row.failed)
 
-    def reached(self, algorithm: str) -> list[float]:
-        """Mean completions until a run has each share of the best algorithm's gain: start + share (best - start), with
-        means over the runs of its task.
+    def start(self) -> float:
+        """The mean accuracy before training."""
+        return float(np.mean([row.accuracy[0] for rows in self.rows.values() for row in rows]))
 
-        A run that never has it counts with all of its completions (a restricted mean).
+    def alike(self) -> list[list[str]]:
+        """Groups of algorithms with the same seeds, and for each seed the same curve and the same tokens."""
+        found: dict[Any, list[str]] = {}
+        for name, rows in self.rows.items():
+            runs = frozenset((row.task, row.seed, row.steps, row.accuracy, row.tokens) for row in rows)
+            found.setdefault(runs, []).append(name)
+        return [names for names in found.values() if len(names) > 1]
+
+    def reached(self, algorithm: str) -> list[float]:
+        """Mean completions until a run has gained each share of the best algorithm's mean gain in its task.
+
+        Gains are from the run's own start, as each seed may have problems of its own. A run that never gets there
+        counts with all of its completions (a restricted mean).
         """
-        goals = {task: self._start_and_best(task) for task in {row.task for row in self.rows[algorithm]}}
-        return [float(np.mean([_reach(row, start + share * (best - start))
-                               for row in self.rows[algorithm] for start, best in [goals[row.task]]]))
+        gains = {task: self._best_gain(task) for task in {row.task for row in self.rows[algorithm]}}
+        return [float(np.mean([_reach(row, row.accuracy[0] + share * gains[row.task]) for row in self.rows[algorithm]]))
                 for share in REACHED]  # fmt: skip
 
-    def _start_and_best(self, task: str) -> tuple[float, float]:
+    def _best_gain(self, task: str) -> float:
         # An algorithm without a run of the task has no mean there.
         of = [found for rows in self.rows.values() if (found := [row for row in rows if row.task == task])]
-        start = np.mean([row.accuracy[0] for rows in of for row in rows])
-        return float(start), float(max(np.mean([row.final for row in rows]) for rows in of))
+        return float(max(np.mean([row.final - row.accuracy[0] for row in rows]) for rows in of))
 
 
 def regimes(found: Mapping[str, Any]) -> list[Regime]:
@@ -96,6 +107,35 @@ def regimes(found: Mapping[str, Any]) -> list[Regime]:
         if by:
             result.append(_regime(name, dict(sorted(by.items())), baseline))
     return result
+
+
+def jointly(compared: Sequence[Regime]) -> list[tuple[str, str, Versus]]:
+    """The differences to the baseline of all regimes and both figures, compared at once: regime, figure, difference.
+    Those that are equal to the last bit are left out: they are known, and ask for no correction of the others.
+
+    Intervals are simultaneous over all of them, and p is Holm's for all, over the pairs that every regime has. Regimes
+    share their seeds, which are resampled for all of them together.
+    """
+    zero: dict[Pair, float] = {}
+    groups, names = [], {}
+    for regime in compared:
+        for figure, score, comparison in zip(FIGURES, _SCORES, (regime.final, regime.area), strict=True):
+            assert comparison is not None
+            scores = {name: {(r.task, r.seed): score(r) for r in of} for name, of in regime.rows.items()}
+            base = scores[comparison.baseline]
+            zero |= dict.fromkeys(base, 0.0)
+            for versus in comparison.versus:
+                if versus.verdict == "equal":
+                    continue
+                of = scores[versus.name]
+                name = f"{len(groups)}"
+                names[name] = (regime.name, figure, versus.name)
+                groups.append(GroupScores(name, {pair: of[pair] - base[pair] for pair in of.keys() & base.keys()}))
+    try:
+        found = compare([GroupScores("", zero), *groups], baseline="").versus
+    except DataError:  # no two seeds in common
+        return []
+    return [(*names[v.name][:2], replace(v, name=names[v.name][2])) for v in found]
 
 
 def tuning(found: Mapping[str, Any]) -> dict[Cell, Tuned]:

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +25,9 @@ class Tuned:
     areas: tuple[float, ...]  # mean over tuning seeds
     failed: tuple[int, ...]  # runs
     seeds: int = 0  # tuning seeds, each with a run at every value
+    runner_up: int | None = None  # the index of the next best value; None if only one was tried
+    lead: float = math.nan  # of the best over it: the mean paired difference
+    lead_se: float = math.nan  # its standard error; nan with one seed
 
     @property
     def best(self) -> int:
@@ -88,9 +92,18 @@ def choose(study: Study, rows: Iterable[Row]) -> dict[Cell, float | None]:
 
 
 def _of(values: tuple[float, ...], seeds: Sequence[Mapping[float | None, Row]]) -> Tuned:
+    areas = np.array([[of[value].area for value in values] for of in seeds])  # (seeds, values)
+    # A stable order: of equals, the smallest value is the best, as in Tuned.best.
+    order = np.argsort(-areas.mean(0), kind="stable")
+    of_lead: dict[str, Any] = {}
+    if len(values) > 1:
+        leads = areas[:, order[0]] - areas[:, order[1]]
+        error = leads.std(ddof=1) / math.sqrt(len(leads)) if len(leads) > 1 else math.nan
+        of_lead = {"runner_up": int(order[1]), "lead": float(leads.mean()), "lead_se": float(error)}
     return Tuned(
         values,
-        tuple(float(np.mean([of[value].area for of in seeds])) for value in values),
+        tuple(map(float, areas.mean(0))),
         tuple(sum(bool(of[value].failed) for of in seeds) for value in values),
         len(seeds),
+        **of_lead,
     )

@@ -63,7 +63,8 @@ def _parts(found: Mapping[str, Any], regime: Regime) -> list[list[str]]:
 
 
 def _glance(compared: Sequence[Regime], baseline: str) -> str:
-    panels = {regime.name: _differences(regime.final) for regime in compared if regime.final is not None}
+    panels = {f"{regime.name}, {len(final.pairs)} pairs": _differences(final)
+              for regime in compared if (final := regime.final) is not None}  # fmt: skip
     title = f"Final accuracy minus that of {baseline}, by regime; a ring is not told apart from it"
     return forests(panels, title=title, x_label="difference with 95 % intervals, simultaneous in a regime")
 

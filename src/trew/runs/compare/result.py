@@ -83,6 +83,7 @@ def _versus(versus: Versus, result: ComparedRuns) -> dict[str, Any]:
         "difference": _interval(versus.difference),
         "sd": _known(versus.sd),
         "p_value": versus.p_value,
+        "pairs_won": versus.won,
         "probability_of_improvement": _interval(versus.improvement),
         "detectable_difference": versus.detectable,
         "seeds_needed": {f"{size:g}": count for size, count in result.needed(versus).items()},

@@ -72,8 +72,8 @@ def forest(rows: Sequence[ForestRow], *, title: str, x_label: str, width: int = 
 
 def forests(panels: Mapping[str, Sequence[ForestRow]], *, title: str, x_label: str, width: int = 960) -> str:
     """Returns forest plots next to each other, with their names above, as a complete ``<svg>`` element. All have the
-    same axis and a row for each name in any of them, in the order in which names first appear."""
-    names = list(dict.fromkeys(row.name for rows in panels.values() for row in rows))
+    same axis and a row for each name in any of them, sorted."""
+    names = sorted({row.name for rows in panels.values() for row in rows})
     ends = _ends([row for rows in panels.values() for row in rows])
     left = 20 + 6.6 * max(len(_short(name)) for name in names)
     step = (width - left - 14 + _GAP) / len(panels)
@@ -85,7 +85,9 @@ def forests(panels: Mapping[str, Sequence[ForestRow]], *, title: str, x_label: s
     for i, (panel, rows) in enumerate(panels.items()):
         axis = _Axis(left + step * i, left + step * (i + 1) - _GAP, ends)
         middle = f"{(axis.left + axis.right) / 2:.1f}"
-        parts.append(f'<text class="tc-ink" x="{middle}" y="{top - 12}" text-anchor="middle">{escaped(panel)}</text>')
+        parts.append(
+            f'<text class="tc-ink" x="{middle}" y="{top - 12}" text-anchor="middle">{escaped(_short(panel))}</text>'
+        )
         parts += axis.draw(top, bottom)
         for row in rows:
             parts += _interval(row, axis, top + _CLOSE * (names.index(row.name) + 0.5))
