@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from ranks_help import free_port, variables
 from sft_help import rows, weights
 from sft_help import trained as sft
 from trew.cli.main import run as command
+from trew.config import Config, dumps, load
 from trew.errors import ConfigError
+from trew.training.continuing import continued
 from trew.utils.toml import dump_table
 
 RIGHT = {"task": "arithmetic", "args": {"ops": ["+"], "smallest": 1, "largest": 4}}
@@ -133,6 +136,8 @@ def test_rollouts_above_a_reward_are_learned_as_they_were_sampled(place, tmp_pat
         ({"objective": {"preset": "sft", "dynamic_sampling": True}}, "demonstrations are not sampled"),
         ({"sft": {"max_tokens": 8}}, "rows are longer than 8 tokens"), ({"steps": 3}, "sft.epochs = 1 of"),
         ({"eval": {"temperature": 0.5}}, "eval.temperature"), ({"data": {"overlong": "drop"}}, "data.overlong"),
+        ({"critic": {"warmup_steps": 2}}, "critic.warmup_steps: got 2, but sft has no critic; remove it"),
+        ({"critic": {"lr": 1e-4}}, "critic.lr: got 0.0001, but sft has no critic"),
         ({"data": RIGHT}, "sft.batch: got 8, but .sft. is for demonstrations"),
     ],
 )  # fmt: skip
@@ -145,12 +150,38 @@ def test_settings_that_do_not_fit_are_refused(place, changes, why):
     assert not (place / "refused").exists()
 
 
+WARM = (
+    'model = "model"\nthreads = 1\n[data]\ntask = "demonstrations"\ntrain = "rows.jsonl"\n[sft]\nbatch = 8\n'
+    "[eval]\nsize = 2\n[learner]\nlr = 1e-3\n"
+)
+
+
+def test_a_finished_run_goes_on_with_more_epochs(place, monkeypatch):
+    monkeypatch.chdir(place)
+    Path("more.toml").write_text(WARM)
+    assert command(["sft", "more.toml", "--set", "sft.epochs=0.5"]) == 0
+    assert json.loads(Path("runs/more/summary.json").read_text())["steps"] == 3
+    assert command(["sft", "more.toml", "--resume", "--set", "sft.epochs=1"]) == 0
+    assert json.loads(Path("runs/more/summary.json").read_text())["steps"] == 6
+
+
+@pytest.mark.parametrize("stored", [3, 100])
+@pytest.mark.parametrize(("overrides", "steps"), [
+    (["sft.epochs=2"], None), ([], None), (["sft.epochs=0"], "stored"), (["sft.epochs=0", "steps=7"], 7),
+])  # fmt: skip
+def test_steps_of_a_resumed_run_are_made_from_its_epochs_anew(tmp_path, stored, overrides, steps):
+    """100 too, which is the default: a run that had as many is no different."""
+    recipe = tmp_path / "r.toml"
+    recipe.write_text(WARM)
+    own = tomllib.loads(dumps(load(recipe))) | {"steps": stored}
+    config, _ = continued(recipe, own, overrides, out=None)
+    want = {None: Config(model="").steps, "stored": stored}.get(steps, steps)
+    assert config.steps == want
+
+
 def test_the_commands_that_follow(place, capsys, monkeypatch):
     monkeypatch.chdir(place)
-    Path("warm.toml").write_text(
-        'model = "model"\nthreads = 1\n[data]\ntask = "demonstrations"\ntrain = "rows.jsonl"\n[sft]\nbatch = 8\n'
-        "[eval]\nsize = 2\n[learner]\nlr = 1e-3\n"
-    )
+    Path("warm.toml").write_text(WARM)
     assert command(["sft", "warm.toml", "--dry-run"]) == 0
     shown = capsys.readouterr().out
     assert "+│ #### " in shown

@@ -104,6 +104,14 @@ def test_it_is_said_again_after_the_cooldown_and_not_before():
     assert [f.step for f in findings(flapping, {"health": {"cooldown": 20}})] == [1, 21, 41]
 
 
+@pytest.mark.parametrize("evaluation", [{"eval_accuracy": 0.5}, {"eval_loss": 1.5}])
+def test_evaluations_are_no_steps(evaluation):
+    """A report reads all rows, a run that trains those of its steps alone: both must say the same."""
+    steps = changed(12, truncated_share=0.9)
+    rows = [row for step in steps for row in (step, {"step": step["step"], **evaluation})]
+    assert findings(rows, TABLE) == findings(steps, TABLE) != []
+
+
 def test_rollouts_that_were_to_be_older_are_no_surprise():
     rows = changed(1, staleness=1)
     assert {f.rule for f in findings(rows, TABLE)} == {"stale"}

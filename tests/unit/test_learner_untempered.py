@@ -58,10 +58,15 @@ def test_what_is_published_of_adapters_is_the_model_that_they_make():
     torch.testing.assert_close(exact(other, items)[0], learner.untempered(items)[0], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("fused", [True, False])
-def test_the_update_measures_the_entropy_and_learns_the_same(fused):
-    net, items, objective = help.model(), help.samples(), preset("dr-grpo")
-    data = objective.prepare(help.batch(items))
+@pytest.mark.parametrize(("name", "fused"), [("dr-grpo", True), ("dr-grpo", False), ("clip-cov", True), ("m2po", True)])
+def test_the_update_measures_the_entropy_and_learns_the_same(name, fused):
+    """Of the tokens that are learned from: clip-cov and m2po also run groups without a signal, for their log-probs."""
+    net, items, objective = help.model(), help.samples(), preset(name)
+    given = help.batch(items)
+    silent = given.group_ids == items[0].group
+    data = objective.prepare(
+        given.replace(rewards=given.rewards.masked_fill(silent, 1.0), old_logprobs=help.near(net, items))
+    )
     assert data.entropies is None
     outputs, weights = [], []
     for measured in (False, True):
@@ -72,6 +77,7 @@ def test_the_update_measures_the_entropy_and_learns_the_same(fused):
         weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     assert "entropy" not in outputs[0].metrics
     torch.testing.assert_close(weights[0], weights[1], rtol=1e-5, atol=1e-6)
+    assert silent.sum() > 1
     active = [i for i, sample in enumerate(items) if objective.has_gradient(data)[data.sequence_ids == i].any()]
     total, count = outputs[1].metrics["entropy"]
     want = exact(net, [items[i] for i in active])[1]

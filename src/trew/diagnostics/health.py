@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..config import HealthConfig
+from ..utils.metric_rows import is_evaluation
 
 Row = Mapping[str, Any]
 
@@ -328,7 +329,7 @@ class Health:
 
     def observe(self, row: Row) -> list[HealthWarning]:
         """Returns the warnings that are due after this row; ignores rows of evaluations."""
-        if "eval_accuracy" in row:
+        if is_evaluation(row):
             return []
         # Only what rules read: the history is part of every checkpoint.
         self._history.add(_plain(row))

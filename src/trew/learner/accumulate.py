@@ -84,12 +84,20 @@ class Accumulated:
         at = TokenPositions.of(self.samples).of_samples(ran)
         values = {name: value[at] for name, value in self.values.items()}
         batch = self.batch.select(torch.tensor(ran)).replace(logprobs=values["logprobs"])
-        if "entropies" in values:
-            batch = batch.replace(entropies=values["entropies"])
-        return token_metrics(
+        measured = {"entropy": self._entropy(self.values["entropies"])} if "entropies" in values else {}
+        found = token_metrics(
             batch, ratio=values["ratio"], weight=values["weight"], correction=values.get("correction"),
             likelihood=values.get("likelihood"), margins=values.get("margins"),
         )  # fmt: skip
+        return found | measured
+
+    def _entropy(self, entropies: Float[Tensor, "N"]) -> tuple[float, float]:
+        """Sum and count over the loss tokens of the samples with a gradient: only their passes measure entropies, also
+        where a rule that looks across sequences has run the others."""
+        where = torch.zeros_like(self.batch.mask)
+        where[TokenPositions.of(self.samples).of_samples(self.active)] = True
+        where &= self.batch.mask
+        return float(entropies.where(where, 0.0).sum(dtype=torch.float64)), float(where.sum())
 
 
 @dataclass(slots=True)

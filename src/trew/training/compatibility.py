@@ -102,6 +102,7 @@ def demonstration_problems(objective: Objective, config: Config) -> list[str]:
             f"learner.reference_every: got {config.learner.reference_every}, but {name} has no reference (beta = "
             f"{objective.beta:g}): set objective.beta above 0, or leave it out"
         )
+    found += _critic(objective, config)
     return found
 
 

@@ -35,7 +35,16 @@ def continued(
     asked = flatten(given)
     if masked := [k for k, v in flatten(table).items() if isinstance(v, str) and MASK in v and asked.get(k) != v]:
         raise ConfigError([f"{key}: is masked in the run's config.toml; give it again with --set" for key in masked])
-    return parse(table, base=recipe.parent), list(_edited(recipe, own, overrides))
+    config = parse(table, base=recipe.parent)
+    if config.demonstrates and config.sft.epochs and "steps" not in _named(overrides):
+        # Its steps were made from its epochs, and are made anew: the epochs may have changed.
+        config = parse({key: value for key, value in table.items() if key != "steps"}, base=recipe.parent)
+    return config, list(_edited(recipe, own, overrides))
+
+
+def _named(overrides: Sequence[str]) -> list[str]:
+    """The keys of overrides, key=value."""
+    return [text.partition("=")[0].strip() for text in overrides]
 
 
 def _unmasked(own: Any, given: Any) -> Any:
@@ -52,7 +61,7 @@ def _unmasked(own: Any, given: Any) -> Any:
 def _edited(recipe: Path, own: Mapping[str, Any], overrides: Sequence[str]) -> Iterator[str]:
     """A line for each key of the recipe that differs from the run's own settings and is not overridden."""
     # A key counts as given again if an override names it or a table above it.
-    before, over = flatten(dict(own)), [text.partition("=")[0].strip() for text in overrides]
+    before, over = flatten(dict(own)), _named(overrides)
     for key, value in flatten(read_table(recipe)).items():
         mine = before.get(key)
         again = any(f"{key}.".startswith(f"{name}.") for name in over)

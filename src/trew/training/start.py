@@ -128,8 +128,9 @@ def lead(
             given = dumps(plan.config)
             for change in check_changes(folder.folder, given, free=FREE_IN_A_RUN, allow=allow_changes):
                 display.line(f"note: {change}")
-            if (summary := complete(folder, config.steps)) is not None:
-                display.line(f"note: {folder.folder} is already complete: {config.steps} of {config.steps} steps")
+            steps = plan.config.steps  # of demonstrations, those that the epochs make
+            if (summary := complete(folder, steps)) is not None:
+                display.line(f"note: {folder.folder} is already complete: {steps} of {steps} steps")
                 watch.at_end(folder, display)
                 return summary
         else:
