@@ -93,7 +93,7 @@ class StorageError(TrewError):
 
 
 class NumericsError(TrewError):
-    """A loss, gradient, reward or log-probability that is not finite; the step was not applied.
+    """A loss, gradient, reward or log-probability that is not finite; the optimizer step was not applied.
 
     ``cause`` is the message without names, ``quantity`` the metric concerned. ``samples`` are the positions of the
     samples at fault in the list that was given; ``values`` has their numbers by position. ``evidence`` holds further
@@ -112,7 +112,7 @@ class NumericsError(TrewError):
     ):
         self.cause, self.names, self.quantity = cause, names, quantity
         self.samples, self.values, self.evidence = tuple(samples), dict(values or {}), tuple(evidence)
-        super().__init__(f"{cause}, in samples {names}; the step was not applied" if names else cause)
+        super().__init__(f"{cause}, in samples {names}; the optimizer step was not applied" if names else cause)
 
     def among(self, positions: Sequence[int]) -> NumericsError:
         """Translates positions for a caller whose list was only the ``positions`` of a longer one."""

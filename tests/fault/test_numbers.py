@@ -141,8 +141,9 @@ def test_a_step_with_broken_numbers_is_left_out_and_shown(path, quantity, models
     assert [found[s]["policy_version"] for s in (1, 2, 3)] == [1, 1, 2]
     line = (Path(config.out) / "metrics.jsonl").read_text().splitlines()[2]
     assert json.loads(line)["not_finite"]["loss"] == "nan"
-    told = [text for text in display.warnings if "step 2 was not applied" in text]
+    told = [text for text in display.warnings if "step 2 was not applied: " in text]
     assert len(told) == 1
+    assert "Weights and optimizer are as before" in told[0]
     assert str(Path(config.out) / "bad_steps" / "000002.json") in told[0]
     # The file has what was drawn, as it is in rollouts/ too.
     kept = evidence(config, 2)
@@ -239,10 +240,13 @@ def test_a_model_that_cannot_generate_costs_the_step(models, tmp_path, monkeypat
 
 def test_an_update_that_failed_is_left_out_with_those_after_it_and_those_before_it_stay(models, tmp_path, monkeypatch):
     config = configured(tmp_path, models["native"], steps=2, learner={"minibatch_prompts": 2, "inner_updates": 2})
+    display = Watching()
     poison_gradient(monkeypatch, {4 + 2})
-    trew.train(config, display=Silent())
+    trew.train(config, display=display)
     found = rows(config)
     assert [found[s]["policy_version"] for s in (1, 2)] == [4, 5]
+    (told,) = [text for text in display.warnings if "step 2 was not applied in full" in text]
+    assert "Its earlier updates stay: 1 of the policy; 1 of 3 in a row" in told
     assert math.isnan(found[2]["loss"])
     uids = list(dict.fromkeys(pq.read_table(Path(config.out) / "rollouts" / "000002.parquet")["uid"].to_pylist()))
     assert {row["uid"] for row in evidence(config, 2)["completions"]} <= set(uids[2:])  # of the second minibatch

@@ -79,10 +79,18 @@ def keep_evidence(program: PolicyProgram, attempt: Attempt, error: NumericsError
     names = ", ".join(f"{r['uid']!r} sample {r['sample']}" for r in rows[:4]) + (", …" if len(rows) > 4 else "")
     text = f"{error.cause}{f' (prompt {names})' if error.samples and names else ''}; saved in {path}"
     count = f"{program.state.bad_steps + 1} of {program.config.learner.bad_steps} in a row that end the run"
-    said = f"step {step} was not applied: {text}. Weights and optimizer are as before; {count}"
+    applied = "not applied in full" if attempt.updates or attempt.critic_updates else "not applied"
+    said = f"step {step} was {applied}: {text}. {_what_stays(attempt)}; {count}"
     program.display.warn(said)
     program.folder.event(said)
     return text
+
+
+def _what_stays(attempt: Attempt) -> str:
+    """What the updates before the error have changed."""
+    done = {"the policy": len(attempt.updates), "the critic": len(attempt.critic_updates)}
+    stay = [f"{count} of {whose}" for whose, count in done.items() if count]
+    return f"Its earlier updates stay: {', '.join(stay)}" if stay else "Weights and optimizer are as before"
 
 
 def _evidence(error: NumericsError, groups: Sequence[ScoredGroup], batch: TokenBatch) -> Iterator[dict[str, Any]]:
