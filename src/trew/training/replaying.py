@@ -26,13 +26,15 @@ HOW_SAMPLED = "rollout."
 FREE_OF_SAMPLING = frozenset({"rollout.batch", "rollout.overlap", "rollout.replay"})
 """Settings of ``rollout`` that leave no trace in the rollouts; all others describe them, and cannot change."""
 
-LEARNED = ("objective.", "learner.", "lora.", "eval.correct_")
-"""Prefixes of settings that decide what is learned from given rollouts."""
+LEARNED = ("objective.", "learner.", "lora.", "critic.", "teacher.", "eval.correct_", "environment.turns")
+"""Prefixes of settings that decide what is learned from given rollouts. Turns: they bound the length of a completion,
+which some objectives divide by."""
 ROUNDING = frozenset(
     {"learner.microbatch_tokens", "learner.bad_steps", "learner.dtype", "learner.gradient_checkpointing",
-     "learner.compile", "learner.liger", "learner.share_prompts"}
+     "learner.compile", "learner.liger", "learner.share_prompts", "teacher.dtype", "teacher.wait_s"}
 )  # fmt: skip
-"""Those among them that change no more than rounding: the canary notices where that becomes too much."""
+"""Those among them that change no more than rounding: the canary notices where that becomes too much. Another address
+of a teacher is none of them: what answers there may be another model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +122,8 @@ def _departures(
     prefixes: tuple[str, ...] = LEARNED
     if config.learner.schedule != "constant":
         prefixes += ("steps",)  # the schedule's length
-    if config.lora.rank:
-        prefixes += ("seed",)  # of the adapters' first weights
+    if config.lora.rank or config.critic.head_std:
+        prefixes += ("seed",)  # of the first weights of adapters, and of a critic's head
     if objective is not None and objective.advantage.per_reward and config.rewards:
         prefixes += ("rewards.",)
     changed = [key for key in sorted({*then, *now}) if key.startswith(prefixes) and then.get(key) != now.get(key)]
