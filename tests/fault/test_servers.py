@@ -16,8 +16,12 @@ import pytest
 import tiers
 import trew.weights.places as places
 from disk import fill, tmpfs
+from fake_vllm import FakeVllm
+from forks import wait_for
 from trew.errors import EngineError, StorageError
+from trew.rollout.engine import Finished, Lost, Request
 from trew.rollout.generate import generate
+from trew.rollout.vllm.engine import VllmEngine
 from vllm_help import PROMPTS, SAMPLING, House, made, only, tokens
 
 # ---- S4, S5: dead and hung
@@ -228,6 +232,59 @@ def test_weights_that_a_server_kept_are_found_out_before_anything_is_sampled(two
     asked = [body["sampling_params"] for path, body in two.fakes[1].calls if "generate" in path]
     assert asked
     assert all(sampling.get("prompt_logprobs") == 0 for sampling in asked)
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [{"stale": ("lm_head",)}, {"failing": {"/inference/v1/generate": 99}}],
+    ids=["canary fails", "canary refused"],
+)
+def test_what_a_server_made_with_unproven_weights_stays_lost_after_the_next_update(two, faults):
+    """It goes on under the label of these weights, which the engine knows."""
+    engine = two.engine()
+    halfway(two, engine)
+    two.change()
+    vars(two.fakes[1].faults).update(faults)
+    two.publish(engine, 1)
+    assert [server.version for server in engine.servers] == [1, None]
+    some_more(two.fakes[1])
+    two.fakes[1].faults.stale, two.fakes[1].faults.failing = (), {}
+    two.change(seed=2)
+    two.publish(engine, 2)
+    assert [server.version for server in engine.servers] == [2, 2]
+    two.fakes[1].faults.hangs = False
+    assert [(report.id, type(report)) for report in engine.poll()] == [("1", Lost)]
+    assert engine.servers[1].version == 2, "it is not blamed for what was before"
+
+
+def test_a_server_that_stayed_paused_until_the_next_update_loses_nothing(two):
+    engine = two.engine()
+    halfway(two, engine)
+    two.change()
+    two.fakes[1].faults.failing = {"/update_weights": 99}
+    two.publish(engine, 1)
+    assert [server.version for server in engine.servers] == [1, None]
+    two.fakes[1].faults.failing = {}
+    two.publish(engine, 2)
+    two.fakes[1].faults.hangs = False
+    assert [(report.id, type(report)) for report in engine.poll()] == [("1", Finished)]
+
+
+def halfway(house: House, engine: VllmEngine) -> None:
+    """Asks for two completions, of which server 1 has made a part and holds back the rest."""
+    fake, how = house.fakes[1], dataclasses.replace(SAMPLING, max_tokens=60)
+    fake.faults.hangs, fake.faults.slow, fake.begun = True, 0.02, 0
+    engine.submit([Request(str(i), PROMPTS[i], 0, how) for i in range(2)])
+    wait_for(lambda: fake.begun)
+    some_more(fake)
+    assert [(report.id, type(report)) for report in engine.poll()] == [("0", Finished)]
+
+
+def some_more(fake: FakeVllm) -> None:
+    """Lets a server make some tokens, but no completion."""
+    before, fake.faults.hangs = fake.tokens, False
+    wait_for(lambda: fake.tokens > before)
+    fake.faults.hangs = True
 
 
 def test_a_server_that_says_another_version_is_not_used(two):

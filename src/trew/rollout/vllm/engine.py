@@ -26,7 +26,7 @@ from .endpoint import Endpoint
 from .revival import Restart, Revival
 from .sleep import sleep
 from .traffic import Traffic
-from .update import Published, update
+from .update import Published, Unproven, update
 
 BAD_ANSWERS = 3
 """A server is no longer used after this many consecutive answers that cannot be right."""
@@ -47,7 +47,7 @@ class Server:
     open: int = 0  # completions that it was asked for and has not answered
     groups: int = 0  # the requests that they are in
     bad: int = 0  # answers in a row that could not be right
-    lives: int = 0  # how often it was given up
+    lives: int = 0  # how often it was given up: answers to what was asked in an earlier one are not used
     asleep: bool = False  # so that others may use its GPUs
     gap: float = 0.0  # mean difference of the canary in nats, at the last update
     missing: bool = False  # a cluster has no place to start it again
@@ -446,6 +446,9 @@ class VllmEngine:
             updated = update(server.endpoint, published, timeout_s=self.sync_timeout_s, asleep=asleep)
         except EngineError as error:
             server.why = str(error)
+            # What it makes until the next update is of wrong weights, under a label that stays known.
+            if isinstance(error, Unproven):
+                server.lives += 1
             # One that is half awake would take no order to sleep.
             return asleep or isinstance(error, ServerGone)
         if updated.wrong_before:  # what it has made since then may be of any weights

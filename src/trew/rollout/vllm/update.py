@@ -60,8 +60,8 @@ def update(endpoint: Endpoint, published: Published, *, timeout_s: float, asleep
     """Loads these weights into a server.
 
     ``asleep``: the server sleeps and is woken first. ``timeout_s`` limits each step that moves weights. Raises
-    EngineError if the server may have other weights: it must not be used then, and stays paused unless the canary
-    failed.
+    EngineError if the server may have other weights: it must not be used then, and stays paused; Unproven if it has
+    generated with them.
     """
     resumed = False
     for attempt in range(TRIES):
@@ -72,14 +72,20 @@ def update(endpoint: Endpoint, published: Published, *, timeout_s: float, asleep
             before, resumed = resumed, True
             return Updated(_check_canary(endpoint, published.canary, timeout_s=timeout_s), wrong_before=before)
         # Not ServerGone: what a server that does not answer needs is a restart, which is the engine's to order.
-        except (ServerRefused, StaleWeights):
+        except (ServerRefused, StaleWeights) as error:
             if attempt == TRIES - 1:
+                if resumed:
+                    raise Unproven(str(error)) from error
                 raise
     raise AssertionError("unreachable")
 
 
 class StaleWeights(EngineError):
     """A server reports the right version, but computes with other weights."""
+
+
+class Unproven(StaleWeights):
+    """A server has generated with weights that no canary has confirmed, and may go on with them."""
 
 
 def _replace(endpoint: Endpoint, published: Published, *, timeout_s: float, asleep: bool) -> None:
