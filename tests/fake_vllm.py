@@ -45,6 +45,7 @@ class Faults:
     dies_after: int = -1  # tokens of one request, after which the server is as if it had been killed
     hangs: bool = False  # no more tokens of completions, although it answers all questions
     status: int = 0  # of every answer to generate
+    away: int = 0  # the status of every answer, as of a proxy in front of a server that is being started
     bad_answers: int = 0  # this many answers are changed by ``spoil``
     spoil: Any = None  # a function of an answer's JSON, which it changes
     stale: tuple[str, ...] = ()  # parts of names of tensors that an update leaves as they are
@@ -101,6 +102,8 @@ class FakeVllm:
             self.calls.append((f"{method} {path}", body))
             if self.dead:
                 return Broken()
+            if self.faults.away:
+                return PlainTextResponse("no server", self.faults.away)
             guarded = path.startswith(("/v1", "/inference"))  # and no other: as --api-key does
             if self.token and guarded and request.headers.get("authorization") != f"Bearer {self.token}":
                 return JSONResponse({"error": "Unauthorized"}, 401)

@@ -323,9 +323,27 @@ def test_a_server_that_is_restarted_is_waited_for(house):
     assert "is back" in told[-1]
 
 
-def test_a_server_that_stays_away_ends_the_run_with_what_to_do(house):
+@pytest.mark.parametrize("status", [500, 502, 503, 504])
+def test_a_server_that_is_away_by_the_status_of_every_answer_is_waited_for(house, status):
+    """A proxy answers for a server that is being restarted, whatever it is asked."""
+    fake, teacher, told = house
+    begin = time.monotonic()
+
+    def leaves(answer: Any) -> Any:
+        fake.faults.away = status
+        threading.Timer(0.7, lambda: setattr(fake.faults, "away", 0)).start()
+
+    spoiling(house, leaves, answers=1)  # that about the fixed text
+    np.testing.assert_allclose(teacher.logprobs(SAMPLES).numpy(), expected(), atol=2e-5)
+    assert time.monotonic() - begin > 0.6
+    assert "waiting up to 3 s for it (teacher.wait_s)" in told[0]
+    assert "is back" in told[-1]
+
+
+@pytest.mark.parametrize("status", [0, 503])  # 0: nothing listens
+def test_a_server_that_stays_away_ends_the_run_with_what_to_do(house, status):
     fake, teacher, _ = house
-    fake.dead = True
+    fake.dead, fake.faults.away = not status, status
     begin = time.monotonic()
     with pytest.raises(
         EngineError, match=r"did not come back within 3 s \(teacher.wait_s\); start it again, and contin"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import EngineError
 from . import environment
-from .client import ServerRefused, call
+from .client import ServerGone, ServerRefused, call
 from .endpoint import Endpoint
 
 if TYPE_CHECKING:
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 ASK_S = 60.0
 """Limit of a question to a server."""
+AWAY = (500, 503)
+"""Statuses of a server whose engine has died, or that is being started; a proxy in front of it sends them too."""
 CHUNK = 2048
 """Tokens that a server is asked to write as text at a time."""
 RARE = "".join(map(chr, (*range(0xA1, 0x800), *range(0x900, 0xD000, 0x155), *range(0x1F300, 0x1FA00, 0x17))))
@@ -60,6 +62,8 @@ def _ask(endpoint: Endpoint, route: str) -> dict[str, Any]:
 
 
 def _refused(endpoint: Endpoint, error: ServerRefused) -> EngineError:
+    if error.status in AWAY:
+        return ServerGone(str(error))
     if error.status not in (401, 403):
         return error
     got = "another one" if endpoint.token else "none: TREW_TEACHER_TOKEN is not set"

@@ -28,7 +28,7 @@ from ...types import TrainingSample
 from .answers import LOWEST, ROUNDING, BadAnswer
 from .client import ServerGone, ServerRefused, call
 from .endpoint import Endpoint
-from .served import ASK_S, Served, served
+from .served import ASK_S, AWAY, Served, served
 from .traffic import Traffic
 
 COMPLETIONS = "/v1/completions"
@@ -50,7 +50,6 @@ READ = 64
 """The most tokens of that text that are read."""
 _BEAT_S = 0.5
 _LOOK_S = 1.0
-_AWAY = (500, 503)  # of a server whose engine has died, or that is being started
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +281,7 @@ def _ids(sample: TrainingSample) -> list[int]:
 def _meant(endpoint: Endpoint, error: ServerRefused) -> EngineError | ModelError:
     """What a refused request means: a server on its way down or up counts as gone; what else it says, it would say
     again."""
-    if error.status in _AWAY:
+    if error.status in AWAY:
         return ServerGone(str(error))
     if error.status == 400:
         return ModelError(
