@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 from collections import Counter
 from typing import Any
 
 import pytest
 
+import env_help
+import tiny
 from async_help import Memory, asynchronous, configured, seen, synchronous, train
 from engine_help import ScriptedEngine
+from trew.config import RewardConfig
+from trew.env.hosts import Hosts
+from trew.env.load import Spec
 from trew.errors import CheckpointError, EngineError
+from trew.rewards import RewardSet
+from trew.rollout import Renderer
+from trew.rollout.bridge import Bridges
+from trew.rollout.episodes import Episodes, Limits
 from trew.types import Prompt
+
+
+class Brief(ScriptedEngine):
+    """No answer is cut off."""
+
+    def _length(self, request: Any) -> int:
+        return min(super()._length(request), request.sampling.max_tokens - 1)
 
 
 def few_right(request: Any) -> str:
@@ -60,6 +78,31 @@ def test_it_says_how_old_its_groups_are_and_what_it_waited_for():
         assert row["age_mean"] == pytest.approx(row["age/1"])
         assert row["waited_s"] >= 0
         assert row["passed_over"] >= 0
+
+
+def test_the_greedy_baseline_plays_the_episode_of_its_group():
+    """Also where a step has two groups of one prompt, which were asked for in different steps."""
+    config = configured(3, prompts=2, completions=1, steps=12)
+    config = dataclasses.replace(config, environment=dataclasses.replace(config.environment, name="telltale"))
+    with contextlib.ExitStack() as ending:
+        ahead, beside = telltale(ending), telltale(ending)
+        source = asynchronous(config, ahead, preset="remax", prompts=2)
+        source.engine, source.rewards = beside, RewardSet.from_config([RewardConfig(name="environment")])
+        found = train(source, ahead, range(1, 13))
+    uids = [group.group.prompt.uid for step in found for group in step.trained_on]
+    assert len(uids) == 24
+    assert any("~ticket" in uid for uid in uids)
+    for step in found:
+        for group in step.trained_on:
+            assert {score.value for score in group.scores} == {step.baselines[group.group.prompt.uid]}
+
+
+def telltale(ending: contextlib.ExitStack) -> Episodes:
+    """Plays episodes whose rewards say which they are."""
+    hosts, renderer = Hosts(Spec(f"{env_help.__file__}:telltale")), Renderer(tiny.tokenizer())
+    ending.callback(hosts.close)
+    limits, bridges = Limits(turns=2, tokens=512, observation=64), Bridges(renderer, most=64)
+    return Episodes(Brief(batch=100), hosts, bridges, limits=limits, ends=renderer.stop_ids)
 
 
 class Long(ScriptedEngine):

@@ -406,14 +406,14 @@ def test_the_baseline_is_the_greedy_answers_reward_or_the_prompt_takes_no_part()
         engine, config=j.config, objective=j.objective, prompts=[g.group.prompt for g in groups], rewards=j.rewards,
         correct=correct_by("r"),
     )  # type: ignore[arg-type]  # fmt: skip
-    found = source._baselines(groups, 3)
+    found = source._baselines(groups, source.prompts, 3)
     how = [(request.sample, request.sampling) for request in engine.submitted]
     assert [(n, s.temperature, s.top_p, s.max_tokens) for n, s in how] == [(0, 0.0, 1.0, 256)] * 4
     assert found["0"] == 0.25
     assert found["3"] == 0.75
     assert np.isnan([found["1"], found["2"]]).all()
     weighted[1].weight = 0.0  # measured, not trained on
-    assert source._baselines(groups, 3)["2"] == 0.5
+    assert source._baselines(groups, source.prompts, 3)["2"] == 0.5
 
     attempt = updated(j, groups, found)
     row, advantages = update_row(attempt, 2), advantages_of(attempt)

@@ -106,7 +106,9 @@ class AsyncRollouts(SyncRollouts):
         baselines = None
         if kept and "baselines" in self.objective.needs:
             with self.interruptible():
-                baselines = self._baselines(kept, step)
+                # Not the groups' own: their uids may have got a number since (_with_own_uids).
+                asked = [self._prompts[number] for number in self._taken]
+                baselines = self._baselines(kept, asked, step)
         self._now = StepRollouts(tuple(kept), tuple(sampled), baselines, self._facts(step))
         return self._now
 

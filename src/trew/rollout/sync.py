@@ -57,7 +57,7 @@ class SyncRollouts:
             kept, sampled = self._collect(step)
             baselines = None
             if kept and "baselines" in self.objective.needs:
-                baselines = self._baselines(kept, step)
+                baselines = self._baselines(kept, [g.group.prompt for g in kept], step)
         self._now = StepRollouts(tuple(kept), tuple(sampled), baselines, self.waited() | self.drawing.facts())
         return self._now
 
@@ -137,17 +137,18 @@ class SyncRollouts:
         """The prompt with the seed of its environment in this step; the greedy baseline plays the same episode."""
         return dataclasses.replace(prompt, seed=seed_of(self.config, str(step))) if self.config.plays else prompt
 
-    def _baselines(self, groups: Sequence[ScoredGroup], step: int) -> dict[str, float]:
+    def _baselines(self, groups: Sequence[ScoredGroup], asked: Sequence[Prompt], step: int) -> dict[str, float]:
         """Returns the reward of the greedy answer to each group's prompt, by the prompt's uid.
 
-        NaN if the answer could not be judged, or not by all rewards that judged the group: the two are not comparable
-        then, and the prompt is left out of the step. An advantage of 0 instead would claim that its rollouts are just
-        as good as the greedy answer.
+        ``asked`` are the prompts that the groups were asked for with: an environment plays another episode for another
+        uid. NaN if the answer could not be judged, or not by all rewards that judged the group: the two are not
+        comparable then, and the prompt is left out of the step. An advantage of 0 instead would claim that its rollouts
+        are just as good as the greedy answer.
         """
         self.note("generating")
         # Cuts do nothing at temperature 0, and are left out.
         greedy = dataclasses.replace(sampling(self.config, step, 0), temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
-        answers = generate(self.engine, [g.group.prompt for g in groups], n=1, sampling=greedy)
+        answers = generate(self.engine, asked, n=1, sampling=greedy)
         self.note("scoring")
         # A reward of weight 0 is only logged: whether it judged the answer does not change the value.
         counted = [r.name for r in self.rewards.rewards if r.weight != 0]
