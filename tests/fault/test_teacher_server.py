@@ -28,6 +28,7 @@ from trew.config import Config, parse
 from trew.errors import ConfigError, EngineError, ModelError, NumericsError, ResumeError
 from trew.learner import Solo
 from trew.rollout.vllm.endpoint import Endpoint
+from trew.rollout.vllm.served import served as read
 from trew.rollout.vllm.teacher import EndpointTeacher
 from trew.training import planning
 from trew.types import TrainingSample
@@ -209,6 +210,13 @@ def test_a_server_that_does_not_fit_is_refused(models, tmp_path, monkeypatch):
         refused(models, tmp_path / "run", address, said)
         monkeypatch.delenv("TREW_TEACHER_TOKEN")
         refused(models, tmp_path / "run", address, "needs its token, got none: TREW_TEACHER_TOKEN is not set")
+
+
+@pytest.mark.parametrize("answer", ["<html>Sign in</html>", None, {"version": "0.32.0", "data": [None]}, [1]])
+def test_an_answer_that_is_not_vllms_is_one_message(monkeypatch, answer):
+    monkeypatch.setattr("trew.rollout.vllm.served.call", lambda *_, **__: answer)
+    with pytest.raises(EngineError, match=r"is not as vLLM writes it .*; a proxy may answer in its place"):
+        read(Endpoint.parse("http://localhost:1", TOKEN))
 
 
 # ---- while it runs

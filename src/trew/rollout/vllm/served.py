@@ -46,8 +46,11 @@ def served(endpoint: Endpoint) -> Served:
         lengths = [card.get("max_model_len") for card in models]
     except ServerRefused as error:
         raise _refused(endpoint, error) from None
-    except (AttributeError, KeyError, TypeError) as error:
-        raise EngineError(f"server {endpoint}: a malformed list of models: {type(error).__name__}: {error}") from None
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise EngineError(
+            f"server {endpoint}: its version or list of models is not as vLLM writes it ({type(error).__name__}: "
+            f"{error}); a proxy may answer in its place"
+        ) from None
     if not environment.supported(str(version)):
         raise EngineError(f"server {endpoint}: has vLLM {version}, accepts {environment.accepts()}")
     if len(set(names)) != 1:
