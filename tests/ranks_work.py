@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import copy
+import os
+import signal
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import learner_help as help
+from engine_help import ScriptedEngine
 from trew.config import CriticConfig, LearnerConfig, LoraConfig
 from trew.distributed import Ranks, sharding
+from trew.distributed.orders import DealtEngine, Held, Orders, generate_share
 from trew.errors import NumericsError, TrewError
 from trew.learner import Learner, Parallel
 from trew.learner.critic import Critic
@@ -20,6 +28,9 @@ from trew.learner.value_runner import with_value_head
 from trew.models import loading, lora
 from trew.models.sharded import full, local
 from trew.objective import preset
+from trew.rollout.generate import generate
+from trew.types import Prompt, Sampling
+from trew.utils.signals import Interrupted, Interrupts
 
 
 def warm() -> None:
@@ -247,3 +258,79 @@ def sums(ranks: Ranks) -> dict[str, Any]:
     sent = ranks.broadcast(b"order" * 1000 if ranks.rank == 0 else None)
     empty = ranks.broadcast(b"" if ranks.rank == 0 else None)
     return {"tensors": tensors, "found": found, "sent": sent, "empty": empty}
+
+
+class Late(ScriptedEngine):
+    """Takes ``seconds`` for its first answer; with None, gives none until it is told to stop."""
+
+    def __init__(self, seconds: float | None) -> None:
+        super().__init__(batch=64)
+        self.seconds = seconds
+
+    def poll(self, timeout_s: float | None = None) -> list[Any]:
+        time.sleep(self.seconds or 0.01)
+        return [] if self.seconds is None else super().poll(timeout_s)
+
+    def cancel(self, ids: Any) -> None:
+        super().cancel(ids)
+        self.seconds = 0.0
+
+
+def interrupted(ranks: Ranks, *, place: str, after: str, seconds: float | None) -> Any:
+    """Asks rank 0 to stop in a round of generation, right ``after`` its first call of a function of torch.distributed,
+    or ("") half a second later; then all generate once more. The others take ``seconds`` for their first shares.
+    Returns what the interrupt says, the sizes of the groups of the second round, and how many rounds were ended."""
+    ended: list[str] = []
+
+    @contextmanager
+    def held() -> Iterator[None]:
+        ranks.gather(None)  # as weights are gathered: in two parts
+        yield
+        dist.get_rank()  # called nowhere else
+        ended.append("round")
+
+    orders = Orders(ranks)
+    if ranks.rank:
+        _follow(orders, Late(seconds), held)
+        return len(ended)
+    prompts, how = [Prompt(f"p{i}", text="x") for i in range(2 * ranks.size)], Sampling(max_tokens=8)
+    said = ""
+    with Interrupts(grace_s=0.5 if place == "after_grace" else 20.0) as interrupts:
+        dealt = DealtEngine(ScriptedEngine(), orders, held, interrupts.kept_out)
+        if after:
+            _stop_after(after)
+        elif place == "after_grace":
+            signal.raise_signal(signal.SIGTERM)  # the grace begins
+        else:
+            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        try:
+            with getattr(interrupts, place)("here"):
+                generate(dealt, prompts, n=2, sampling=how)
+        except Interrupted as error:
+            said = str(error)
+        orders.check()
+        groups = generate(dealt, prompts, n=2, sampling=how)
+        orders.give("end")
+    return {"said": said, "groups": [len(group.rollouts) for group in groups], "ended": len(ended)}
+
+
+def _follow(orders: Orders, engine: Late, held: Held) -> None:
+    """What a rank other than 0 does until the end."""
+    while (order := orders.take())["order"] != "end":
+        if order["order"] == "check":
+            orders.ranks.gather(None)
+        else:
+            generate_share(engine, orders.ranks, order, held)
+            engine.seconds = 0.0
+
+
+def _stop_after(name: str) -> None:
+    """Sends this process SIGTERM after the next call of a function of torch.distributed."""
+    real = getattr(dist, name)
+
+    def once(*args: Any) -> None:
+        setattr(dist, name, real)
+        real(*args)
+        signal.raise_signal(signal.SIGTERM)
+
+    setattr(dist, name, once)

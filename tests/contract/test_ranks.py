@@ -272,6 +272,24 @@ def test_ranks_may_wait_for_each_other_longer_than_they_may_take_to_join(fleet):
     assert fleet.run("ranks_work:late", 2, join_s=2, seconds=2.5) == [["orders", "completions"], ["orders"]]
 
 
+INTERRUPTS: dict[str, dict[str, Any]] = {
+    "while an answer is late": {"place": "after_grace", "after": "", "seconds": 2.0},
+    "while no answer comes": {"place": "after_grace", "after": "", "seconds": None},
+    "in an evaluation": {"place": "anywhere", "after": "", "seconds": None},
+    "between the parts of an order": {"place": "anywhere", "after": "broadcast", "seconds": 0.0},
+    "while weights are gathered": {"place": "anywhere", "after": "all_gather", "seconds": 0.0},
+    "while weights are given up": {"place": "anywhere", "after": "get_rank", "seconds": 0.0},
+}
+
+
+@pytest.mark.parametrize("case", INTERRUPTS)
+def test_an_interrupt_leaves_no_rank_waiting(fleet, case):
+    """All ranks give up the round, and take the next order."""
+    driver, *others = fleet.run("ranks_work:interrupted", 3, **INTERRUPTS[case])
+    assert driver == {"said": "interrupted: here", "groups": [2] * 6, "ended": 2}
+    assert others == [2, 2]
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_stays_alone_says_so_instead_of_waiting_for_days(monkeypatch, rank):
     for name, value in variables(rank, 2, free_port()).items():

@@ -277,6 +277,23 @@ def test_ranks_that_are_stopped_save_and_go_on_to_the_bit(server, folder, pair):
     same_run(folder, pair, "stopped", exact=True)
 
 
+@pytest.mark.parametrize(("round", "said"), [(3, "saved step 1 of 4"), (4, "during an evaluation")])
+def test_ranks_that_are_stopped_while_one_still_generates_save_too(server, folder, pair, round, said):
+    out = f"late-{round}"
+    late = {1: f"trew.distributed.orders:_generated:{round}"}
+    ranks = start(server, folder, 2, "--out", out, "--set", "stop.grace_s=0.5", hold=late)
+    ranks[1].held()
+    time.sleep(0.5)  # rank 0 has generated its share, and waits for the other one's
+    for rank in ranks:
+        rank.kill(signal.SIGTERM)
+    time.sleep(1.5)  # past the grace
+    ranks[1].go()
+    assert [rank.wait() for rank in ranks] == [143, 0], ranks[0].text()
+    assert said in ranks[0].text()
+    run(server, folder, 2, "--out", out, "--resume")
+    same_run(folder, pair, out, exact=True)
+
+
 PROGRAM = """
 import sys, trew
 from trew.config import load

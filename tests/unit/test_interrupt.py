@@ -36,6 +36,49 @@ def test_the_first_is_remembered_and_handlers_are_put_back(signum):
     assert signal.getsignal(signum) is before
 
 
+@pytest.mark.parametrize("place", ["anywhere", "after_grace"])
+def test_a_request_waits_for_the_end_of_a_block_that_it_is_kept_out_of(place):
+    done = []
+
+    def work(interrupts):
+        with getattr(interrupts, place)("here"):
+            with interrupts.kept_out():
+                with interrupts.kept_out():
+                    signal.raise_signal(signal.SIGTERM)
+                    done.append("inner")
+                done.append("outer")
+            done.append("behind")
+
+    with Interrupts(grace_s=0.0) as interrupts, pytest.raises(Interrupted, match="interrupted: here"):
+        work(interrupts)
+    assert done == ["inner", "outer"]
+
+
+def test_a_request_that_was_met_is_not_met_again_by_what_cleans_up():
+    done = []
+
+    def work(interrupts):
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            with interrupts.kept_out():
+                done.append("inside")
+            done.append("behind")
+
+    with Interrupts() as interrupts, pytest.raises(Interrupted), interrupts.anywhere():
+        work(interrupts)
+    assert done == ["inside", "behind"]
+
+
+def test_where_no_request_is_met_none_is_met_behind_the_block():
+    with Interrupts() as interrupts:
+        with interrupts.kept_out():
+            signal.raise_signal(signal.SIGTERM)
+        with interrupts.after_grace("too early"), interrupts.kept_out():
+            pass
+        assert interrupts.asked == signal.SIGTERM
+
+
 def test_the_second_ends_the_process_inside_a_long_call():
     process = subprocess.Popen([sys.executable, "-c", LONG], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -16,6 +17,10 @@ from .ranks import Ranks
 
 Held = Callable[[], AbstractContextManager[None]]
 """Makes all weights whole on every rank inside a block that all ranks enter together."""
+KeptOut = Callable[[], AbstractContextManager[None]]
+"""Keeps interrupts out of a block: see :meth:`.Interrupts.kept_out`."""
+LOOK_S = 0.1
+"""The longest time for which an interrupt waits while rank 0 waits for another rank's share."""
 
 
 class Orders:
@@ -64,15 +69,20 @@ class DealtEngine:
 
     A round begins with the first poll after a submit: every rank generates its share, prompt by prompt, and rank 0
     collects. Requests that are submitted during a round run on rank 0.
+
+    An interrupt may end a round while this rank generates, or waits for another one's share. ``kept_out`` keeps it out
+    of everything that the other ranks take part in: they would wait for the rest.
     """
 
-    def __init__(self, own: Engine, orders: Orders, held: Held) -> None:
+    def __init__(self, own: Engine, orders: Orders, held: Held, kept_out: KeptOut) -> None:
         self.capabilities = own.capabilities
         self._own, self._orders, self._ranks, self._held = own, orders, orders.ranks, held
+        self._kept_out = kept_out
         self._queued: list[Request] = []
         self._here: set[str] = set()  # requests that this rank generates in this round
         self._elsewhere: set[str] = set()  # those that other ranks generate
         self._waiting: list[int] = []  # ranks whose share is not collected yet
+        self._coming: Future[bytes] | None = None  # the share of the first of them, once it is waited for
         self._round = 0
         self._open: AbstractContextManager[None] | None = None
 
@@ -101,15 +111,16 @@ class DealtEngine:
         self._ranks.beat()
         try:
             if self._queued:
-                self._begin()
+                with self._kept_out():
+                    self._begin()
             # Own requests first: receiving blocks until another rank has finished its whole share.
             reports = self._own.poll(timeout_s)
             self._here -= {report.id for report in reports}
             if not reports and self._waiting:
-                reports = self._collect(self._waiting.pop(0))
+                reports = self._collect()
             # Ranks without a share, in rounds of few prompts, send an answer too. Nobody may poll again.
             while self._waiting and not self._here and not self._elsewhere:
-                self._collect(self._waiting.pop(0))
+                self._collect()
         # The other ranks wait until their answers are received, and take no order before.
         except BaseException:
             self._abandon()
@@ -119,15 +130,16 @@ class DealtEngine:
 
     def cancel(self, ids: Any) -> None:
         ids = set(ids)
-        self._own.cancel(list(ids))
-        self._queued = [r for r in self._queued if r.id not in ids]
-        self._elsewhere -= ids
-        self._here -= ids
-        if self._waiting and not self._elsewhere:
-            self._ranks.abandon(self._round)  # they stop now; their answers are taken once this rank is done too
-            if not self._here:
-                self._abandon()
-        self._end_if_done()
+        with self._kept_out():
+            self._own.cancel(list(ids))
+            self._queued = [r for r in self._queued if r.id not in ids]
+            self._elsewhere -= ids
+            self._here -= ids
+            if self._waiting and not self._elsewhere:
+                self._ranks.abandon(self._round)  # they stop now; their answers are taken once this rank is done too
+                if not self._here:
+                    self._abandon()
+            self._end_if_done()
 
     def state(self) -> dict[str, Any]:
         return self._own.state()
@@ -152,8 +164,9 @@ class DealtEngine:
         self._open = self._held()
         self._open.__enter__()
 
-    def _collect(self, rank: int) -> list[Finished | Lost]:
-        found = codec.decode(self._ranks.receive(rank))
+    def _collect(self) -> list[Finished | Lost]:
+        rank = self._waiting[0]
+        found = codec.decode(self._received())
         if "numerics" in found:
             raise NumericsError.from_json(found["numerics"])
         if "error" in found:
@@ -165,15 +178,27 @@ class DealtEngine:
             raise EngineError(f"{len(self._elsewhere)} requests came back from no rank; this is an error of trew")
         return reports
 
+    def _received(self) -> bytes:
+        """The answer of the first rank that is waited for. After an interrupt, the next call goes on waiting for it."""
+        while True:
+            # An interrupt is met between two looks, where nothing is half done.
+            with self._kept_out():
+                coming = self._coming = self._coming or self._ranks.receiving(self._waiting[0])
+                if wait([coming], LOOK_S).done:
+                    self._coming = None
+                    self._waiting.pop(0)
+                    return coming.result()
+
     def _abandon(self) -> None:
         """Ends a round whose completions nobody wants any more; waits for the other ranks to notice."""
-        self._queued, self._elsewhere, self._here = [], set(), set()
-        if self._waiting:
-            self._ranks.abandon(self._round)
-            while self._waiting:
-                # Received to be dropped: the other rank is stuck in its sending until then.
-                self._ranks.receive(self._waiting.pop(0))
-        self._end()
+        with self._kept_out():
+            self._queued, self._elsewhere, self._here = [], set(), set()
+            if self._waiting:
+                self._ranks.abandon(self._round)
+                while self._waiting:
+                    # Received to be dropped: the other rank is stuck in its sending until then.
+                    self._received()
+            self._end()
 
     def _end_if_done(self) -> None:
         if not (self._waiting or self._here or self._elsewhere):
@@ -181,9 +206,10 @@ class DealtEngine:
 
     def _end(self) -> None:
         if self._open is not None:
-            self._open.__exit__(None, None, None)
-            self._open = None
-            self._ranks.pulse.idle()
+            with self._kept_out():
+                self._open.__exit__(None, None, None)
+                self._open = None
+                self._ranks.pulse.idle()
 
 
 def _shares(requests: list[Request], size: int) -> list[list[Request]]:

@@ -6,7 +6,9 @@ import contextlib
 import json
 import os
 import re
+import threading
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -156,6 +158,20 @@ class Ranks:
         if len(buffer):
             self._finish(dist.irecv(buffer, rank))
         return buffer.numpy().tobytes()
+
+    def receiving(self, rank: int) -> Future[bytes]:
+        """What :meth:`receive` returns, once it is there. A thread receives it, so that whoever waits for it may be
+        interrupted, and the other rank is not left with half a message."""
+        found: Future[bytes] = Future()
+
+        def receive() -> None:
+            try:
+                found.set_result(self.receive(rank))
+            except Exception as error:  # of whoever waits for it
+                found.set_exception(error)
+
+        threading.Thread(target=receive, name="trew-receive", daemon=True).start()
+        return found
 
     def _finish(self, work: dist.Work | None) -> None:
         # Without a limit of its own, gloo waits between two ranks only as long as they may take to connect.

@@ -203,7 +203,7 @@ def build(
     if config.teacher.endpoint:
         teaching.meet(made.learner.teacher, plan.renderer.tokenizer, folder, display, ending)
     # ---- what generates, and how it gets weights
-    engine, weights = _sampler(plan, made, folder, display, ending, orders)
+    engine, weights = _sampler(plan, made, folder, display, ending, orders, interrupts)
     if config.cluster.staleness:
         engine, weights, rollouts = _asynchronous(plan, engine, weights, made, folder, ending)
         # Evaluations ask through the view that is not generating ahead.
@@ -311,13 +311,19 @@ def _source(
 
 
 def _sampler(
-    plan: Plan, made: Parts, folder: RunFolder, display: Display, ending: contextlib.ExitStack, orders: Orders | None
+    plan: Plan,
+    made: Parts,
+    folder: RunFolder,
+    display: Display,
+    ending: contextlib.ExitStack,
+    orders: Orders | None,
+    interrupts: Interrupts,
 ) -> tuple[Engine, WeightSync]:
     """The engine, and how it gets the policy's weights. ``ending`` ends what must not outlive the run."""
     if plan.config.cluster.rollout == "vllm":
         return _on_servers(plan, made, folder, display, ending, orders)
     own = made.engine(plan)
-    return own if orders is None else DealtEngine(own, orders, made.held), InPlace()
+    return own if orders is None else DealtEngine(own, orders, made.held, interrupts.kept_out), InPlace()
 
 
 def _started_servers(plan: Plan, folder: Path, display: Display) -> Servers | RayServers:

@@ -36,7 +36,8 @@ class Interrupts:
 
     The first is remembered, and met where it costs nothing: at ``stop_if_asked``, anywhere in a block of ``anywhere``,
     or, once ``grace_s`` seconds have passed, anywhere in a block of ``after_grace``. A second one ends the process at
-    once, which is safe too: everything that a run writes is complete or not there.
+    once, which is safe too: everything that a run writes is complete or not there. Inside these blocks, ``kept_out``
+    protects what must not be left half done.
 
     Python runs signal handlers between bytecodes of the main thread, which may be minutes inside one backward pass.
     So the signals are also counted by a thread, through the wake-up descriptor that the interpreter writes to the
@@ -53,6 +54,7 @@ class Interrupts:
         self._overdue = False
         self._place = ""  # where the main thread is: "", "anywhere" or "after grace"
         self._message = ""
+        self._is_kept_out = False
         self._before: dict[int, Any] = {}
         self._wakeup = -1
         self._ends: tuple[socket.socket, socket.socket] | None = None
@@ -91,7 +93,7 @@ class Interrupts:
         """What is done inside can be done again: a request raises Interrupted wherever it is."""
         with self._at("anywhere", message):
             # Asked before the block: the handler ran at a place where it could not raise.
-            if self.asked:
+            if self._is_due:
                 self._raise()
             yield
 
@@ -100,9 +102,30 @@ class Interrupts:
         """What is done inside can be done again, but is worth some waiting: Interrupted is raised ``grace_s`` seconds
         after the request, wherever it is then."""
         with self._at("after grace", message):
-            if self._overdue:
+            if self._is_due:
                 self._raise()
             yield
+
+    @contextlib.contextmanager
+    def kept_out(self) -> Iterator[None]:
+        """What is done inside is done to its end, such as a message of two parts that another process waits for: a
+        request that would be met there is met behind the block."""
+        kept_out, due = self._is_kept_out, self._is_due
+        self._is_kept_out = True
+        try:
+            yield
+        finally:
+            self._is_kept_out = kept_out
+        # One that was met before the block is not met again: the block may be part of the cleaning up.
+        if self._is_due and not due:
+            self._raise()
+
+    @property
+    def _is_due(self) -> bool:
+        """Whether there is a request that is met at this place."""
+        if self._is_kept_out:
+            return False
+        return bool(self.asked) if self._place == "anywhere" else bool(self._place) and self._overdue
 
     @contextlib.contextmanager
     def _at(self, place: str, message: str) -> Iterator[None]:
@@ -129,8 +152,9 @@ class Interrupts:
             return
         self.asked = signum
         if self._place == "anywhere":
-            self._raise()
-        if self.grace_s <= 0:
+            if self._is_due:
+                self._raise()
+        elif self.grace_s <= 0:
             self._late(signum, frame)
         else:
             # Kept like the other handlers, so that __exit__ restores it.
@@ -139,7 +163,7 @@ class Interrupts:
 
     def _late(self, signum: int, frame: FrameType | None) -> None:
         self._overdue = True
-        if self._place:
+        if self._is_due:
             self._raise()
 
     # ---- the thread
