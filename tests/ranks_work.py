@@ -8,7 +8,8 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from engine_help import ScriptedEngine
 from trew.config import CriticConfig, LearnerConfig, LoraConfig
 from trew.distributed import Ranks, sharding
 from trew.distributed.orders import DealtEngine, Held, Orders, generate_share
+from trew.distributed.pulse import FOLDER, Pulse
 from trew.errors import NumericsError, TrewError
 from trew.learner import Learner, Parallel
 from trew.learner.critic import Critic
@@ -29,6 +31,8 @@ from trew.models import loading, lora
 from trew.models.sharded import full, local
 from trew.objective import preset
 from trew.rollout.generate import generate
+from trew.rollout.vllm.endpoint import Endpoint
+from trew.rollout.vllm.teacher import EndpointTeacher
 from trew.types import Prompt, Sampling
 from trew.utils.signals import Interrupted, Interrupts
 
@@ -258,6 +262,22 @@ def sums(ranks: Ranks) -> dict[str, Any]:
     sent = ranks.broadcast(b"order" * 1000 if ranks.rank == 0 else None)
     empty = ranks.broadcast(b"" if ranks.rank == 0 else None)
     return {"tensors": tensors, "found": found, "sent": sent, "empty": empty}
+
+
+def taught(ranks: Ranks, *, folder: str, address: str, token: str) -> dict[str, Any]:
+    """A teacher's log-probs from a server, and whether a watch over ``folder`` takes this rank for busy afterwards."""
+    os.environ[FOLDER] = folder
+    ranks.pulse = Pulse(ranks.rank)
+    endpoint = Endpoint.parse(address, token)
+    with closing(EndpointTeacher(endpoint, request_timeout_s=60, wait_s=60, parallel=ranks)) as teacher:
+        if ranks.rank == 0:
+            teacher.meet(range(40, 80))
+        ranks.gather(None)
+        ranks.pulse.busy()  # as in an update
+        found = teacher.logprobs(help.samples())
+    ranks.gather(None)
+    busy = (Path(folder) / f"pulse-{ranks.rank}").exists()
+    return {"logprobs": found, "busy": busy}
 
 
 class Late(ScriptedEngine):

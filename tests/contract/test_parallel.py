@@ -6,7 +6,7 @@ import copy
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -32,6 +32,9 @@ class Threads:
 
     def beat(self) -> None:
         pass
+
+    def waiting(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def gather(self, value: Any) -> list[Any]:
         self._board[self.rank] = value

@@ -22,9 +22,10 @@ import tiny
 import trew
 from fake_vllm import CLOSE, FakeVllm, serving
 from learner_help import plain_logprobs
-from ranks_help import free_port, variables
+from ranks_help import Fleet, free_port, variables
 from recipe_help import ODD, merged, recipe
 from trew.config import Config, parse
+from trew.distributed.pulse import Watch
 from trew.errors import ConfigError, EngineError, ModelError, NumericsError, ResumeError
 from trew.learner import Solo
 from trew.rollout.vllm.endpoint import Endpoint
@@ -155,6 +156,23 @@ def test_two_ranks_learn_from_the_server_what_one_does(models, tmp_path, server)
     for one, other in zip(rows(tmp_path / "one"), rows(tmp_path / "pair"), strict=True):
         for key in ("kl_teacher", "loss", "grad_norm", "reward"):
             assert other[key] == pytest.approx(one[key], rel=1e-5, abs=1e-5), key
+
+
+def test_ranks_that_wait_for_a_slow_teacher_are_not_taken_for_hanging(models, tmp_path):
+    """Rank 0 alone asks it; the process that starts ranks would end the others."""
+    told: list[str] = []
+
+    def slowly(answer: Any) -> None:
+        if len(row(answer)) < 40:  # not the fixed text
+            time.sleep(4)
+
+    with served(models) as (fake, address), Fleet() as fleet, Watch(tmp_path, 2.5, told.append):
+        fake.faults.bad_answers, fake.faults.spoil = 1000, slowly
+        found = fleet.run("ranks_work:taught", 3, folder=str(tmp_path), address=address, token=TOKEN)
+    assert told == []
+    assert [one["busy"] for one in found] == [True] * 3
+    assert all(torch.equal(one["logprobs"], found[0]["logprobs"]) for one in found)
+    assert found[0]["logprobs"].any()
 
 
 # ---- what is refused before anything is loaded

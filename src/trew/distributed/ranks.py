@@ -103,6 +103,14 @@ class Ranks:
     def beat(self) -> None:
         self.pulse.beat()
 
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        self.pulse.idle()
+        try:
+            yield
+        finally:
+            self.pulse.busy()
+
     def sum_(self, tensors: Sequence[Tensor]) -> None:
         """Sums in buckets of one dtype and device, so that many small tensors take few messages."""
         for bucket in _buckets(tensors):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -31,6 +32,10 @@ class Parallel(Protocol):
         """Says that this rank makes progress; whoever watches for ranks that hang is content."""
         ...
 
+    def waiting(self) -> AbstractContextManager[None]:
+        """Inside, this rank may wait for another one as long as that takes, without progress of its own."""
+        ...
+
     def sum_(self, tensors: Sequence[Tensor]) -> None:
         """Replaces every tensor by its sum over all ranks, bit-identical on each. Shapes and dtypes are the same on
         all ranks."""
@@ -48,6 +53,10 @@ class Solo:
 
     def beat(self) -> None:
         """Nobody watches."""
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """There is nobody to wait for."""
+        return nullcontext()
 
     def sum_(self, tensors: Sequence[Tensor]) -> None:
         """Leaves the tensors unchanged."""

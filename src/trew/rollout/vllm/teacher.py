@@ -12,6 +12,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from queue import Empty
 from typing import Any
@@ -116,8 +117,10 @@ class EndpointTeacher:
         # 0 on the other ranks, so that the sum over all ranks is what rank 0 has read.
         out = torch.zeros(sum(len(s.token_ids) for s in samples), dtype=torch.float32)
         failed: EngineError | ModelError | None = None
-        with failing_together(self._parallel):
-            if self._parallel.rank == 0:
+        asks = self._parallel.rank == 0
+        # The others wait in the end of failing_together, for as long as rank 0 reads or its server is away.
+        with nullcontext() if asks else self._parallel.waiting(), failing_together(self._parallel):
+            if asks:
                 try:
                     out = torch.from_numpy(np.concatenate([*self._all(samples), np.zeros(0, np.float32)]))
                 except (EngineError, ModelError) as error:
