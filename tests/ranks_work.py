@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import learner_help as help
 from engine_help import ScriptedEngine
-from trew.config import CriticConfig, LearnerConfig, LoraConfig
+from trew.config import CriticConfig, LearnerConfig, LoraConfig, load
 from trew.distributed import Ranks, sharding
 from trew.distributed.orders import DealtEngine, Held, Orders, generate_share
 from trew.distributed.pulse import FOLDER, Pulse
@@ -33,7 +33,12 @@ from trew.objective import preset
 from trew.rollout.generate import generate
 from trew.rollout.vllm.endpoint import Endpoint
 from trew.rollout.vllm.teacher import EndpointTeacher
+from trew.runs.rollouts import Sampler
+from trew.training import loop
+from trew.training.follower import FollowerRun, Over
+from trew.training.start import lead
 from trew.types import Prompt, Sampling
+from trew.utils.console import Silent
 from trew.utils.signals import Interrupted, Interrupts
 
 
@@ -278,6 +283,42 @@ def taught(ranks: Ranks, *, folder: str, address: str, token: str) -> dict[str, 
     ranks.gather(None)
     busy = (Path(folder) / f"pulse-{ranks.rank}").exists()
     return {"logprobs": found, "busy": busy}
+
+
+class WatchedFollower(FollowerRun):
+    """Counts the rows that are ``held`` for later turns after each round; whether all is ``freed`` when an update
+    begins."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.held: list[int] = []
+        self.freed: list[bool] = []
+
+    def _generate(self, order: dict[str, Any]) -> None:
+        super()._generate(order)
+        schedule = self.engine._schedule
+        self.held.append(len(schedule.held) if schedule else 0)
+
+    def learning(self) -> None:
+        self.freed.append(self.engine._schedule is None)
+        super().learning()
+
+    _do = FollowerRun._do | {"generate": _generate}
+
+
+def trained(ranks: Ranks, *, recipe: str) -> dict[str, Any] | None:
+    """A whole run in the folder of its recipe; what the engines of other ranks than 0 held for later turns."""
+    os.chdir(Path(recipe).parent)
+    orders = Orders(ranks)
+    if ranks.rank == 0:
+        lead(load(recipe), orders, resume=False, overwrite=False, allow_changes=False, display=Silent())
+        orders.give("end")
+        return None
+    order = orders.take()
+    run = WatchedFollower(order["config"], Sampler(**order["sampler"]), orders)
+    with suppress(Over):
+        loop.train(run)
+    return {"held": run.held, "freed": run.freed}
 
 
 class Late(ScriptedEngine):

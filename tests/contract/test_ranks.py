@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import string
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,9 @@ import torch
 
 import learner_help
 import ranks_work
+import recipe_help
 import tiers
+import tiny
 from ranks_help import Fleet, free_port, variables
 from trew.config import LoraConfig
 from trew.distributed import Ranks, sharding
@@ -270,6 +273,30 @@ def test_sums_values_and_orders_are_equal_on_all_ranks(fleet, size):
 def test_ranks_may_wait_for_each_other_longer_than_they_may_take_to_join(fleet):
     """gloo limits operations between two ranks by the limit for connecting, unless each is given its own."""
     assert fleet.run("ranks_work:late", 2, join_s=2, seconds=2.5) == [["orders", "completions"], ["orders"]]
+
+
+TALK = """
+def talk(row, seed):
+    reply = yield str(seed % 100)
+    for turn in range(3):
+        reply = yield str(len(reply.text))
+    return len(reply.text) / 8
+"""
+
+
+def test_what_is_held_for_later_turns_is_given_back_before_an_update(fleet, tmp_path):
+    """Between the rounds of a step it stays: a later turn may come back to the same rank."""
+    (tmp_path / "talk.py").write_text(TALK)
+    stop = [*string.ascii_letters, *string.digits]
+    text = recipe_help.recipe(
+        "lm", steps=2, out="run", rewards=[], environment={"name": "talk.py:talk"}, cluster={"learner": 2},
+        rollout={"stop": stop, "max_tokens": 8, "prompts": 8}, eval={"size": 2},
+    )  # fmt: skip
+    tiny.save(tmp_path / "lm")
+    (tmp_path / "r.toml").write_text(text)
+    _, follower = fleet.run("ranks_work:trained", 2, recipe=str(tmp_path / "r.toml"))
+    assert any(follower["held"])
+    assert follower["freed"] == [True, True]
 
 
 INTERRUPTS: dict[str, dict[str, Any]] = {

@@ -92,6 +92,7 @@ class FollowerRun:
         else:
             self.engine = self._parts.engine(self.plan)
             self.weights = InPlace()
+        self._generated: list[str] = []  # requests of all rounds of generation since another order
         self.writer = Writer(background=config.checkpoint.background)
         self.policy.before_update = self.writer.release
         if self.critic is not None:
@@ -143,6 +144,8 @@ class FollowerRun:
         while True:
             order = self._orders.take()
             name = order["order"]
+            if name != "generate":
+                self._end_episodes()
             if name in ("step", "rollouts", "numerics"):
                 return order
             if name == "end":
@@ -157,8 +160,17 @@ class FollowerRun:
     def _publish(self, order: dict[str, Any]) -> None:
         self.weights.publish(self.policy, self.engine)  # pyrefly: ignore[bad-argument-type] - None with servers
 
+    def _end_episodes(self) -> None:
+        """Gives back what the engine holds for later turns, which would lie beside the update: rank 0 has ended all
+        episodes."""
+        # Not after each round: several make up a step with turns, and a turn may follow one of this rank.
+        if self.engine is not None:
+            self.engine.cancel(self._generated)
+        self._generated = []
+
     def _generate(self, order: dict[str, Any]) -> None:
         assert self.engine is not None
+        self._generated += [request.id for request in order["requests"]]
         generate_share(self.engine, self._ranks, order, self._parts.held)
 
     def _measure(self, order: dict[str, Any]) -> None:
