@@ -181,6 +181,7 @@ class DealtEngine:
     def _received(self) -> bytes:
         """The answer of the first rank that is waited for. After an interrupt, the next call goes on waiting for it."""
         while True:
+            self._ranks.beat()  # a rank that does not send is noticed by its own pulse, not by this one's
             # An interrupt is met between two looks, where nothing is half done.
             with self._kept_out():
                 coming = self._coming = self._coming or self._ranks.receiving(self._waiting[0])

@@ -89,7 +89,7 @@ class Accumulated:
             batch, ratio=values["ratio"], weight=values["weight"], correction=values.get("correction"),
             likelihood=values.get("likelihood"), margins=values.get("margins"),
         )  # fmt: skip
-        return found | measured
+        return {**found, **measured}
 
     def _entropy(self, entropies: Float[Tensor, "N"]) -> tuple[float, float]:
         """Sum and count over the loss tokens of the samples with a gradient: only their passes measure entropies, also
