@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from trew.study.design import Study, load
 from trew.study.history import History
 from trew.study.results import assemble
 from trew.study.rows import Row
+from trew.utils.signals import Interrupted
 from trew.utils.toml import toml_value
 
 DESIGN: dict[str, Any] = {
@@ -67,3 +69,12 @@ def simulated(folder: Path, finals: Mapping[str, Any], design: Study | None = No
               for name in finals for seed in design.tuning for value in design.values]  # fmt: skip
     chosen = dict.fromkeys(design.cells, 0.01)
     return assemble(design, {}, chosen, [*tuning, *rows], History.read(folder))
+
+
+def stopped_once(folder: str) -> dict[str, Any]:
+    """Work that something stops at its first try, as a run that gets SIGTERM is."""
+    tried = Path(folder) / "tried"
+    if not tried.exists():
+        tried.touch()
+        raise Interrupted("interrupted by SIGTERM", signal.SIGTERM)
+    return {"done": True}

@@ -7,6 +7,7 @@ import pytest
 
 import compare_help
 from compare_help import study, write
+from recipe_help import merged
 from trew.cli.main import main
 from trew.errors import ConfigError, DataError
 from trew.runs.compare import Choices, compare_runs, describe, to_json
@@ -128,6 +129,36 @@ def test_unfinished_runs_are_refused_left_out_or_counted(tmp_path):
     counted = told(folders, unfinished="count")
     assert counted["groups"][1]["runs"][-1]["score"] == 0.5
     assert any("did not finish" in note for note in counted["notes"])
+
+
+def test_a_run_that_ended_before_its_first_evaluation_is_counted_with_its_start(tmp_path):
+    """As with eval.every = 0, where the evaluation after the start is that of the end."""
+    folders = study(tmp_path, {"a": (LOW, SLOW), "b": (HIGH, FAST)})
+    failed = write(tmp_path / "failed", 7, 20, finished=False, **FAST)
+    rows = [json.loads(line) for line in (failed / "metrics.jsonl").read_text().splitlines()]
+    kept = [row for row in rows if "eval_accuracy" not in row or row["step"] == 0]
+    (failed / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
+    counted = told([*folders, failed], unfinished="count")
+    assert counted["groups"][1]["runs"][-1]["score"] == 0.1
+
+
+GUESS = {"environment": {"name": "guess", "args": {"largest": 9}, "turns": 4, "workers": 1}}
+
+
+@pytest.mark.parametrize(("key", "changes", "flag"), [
+    ("environment.turns", {"turns": 12}, "eval"),
+    ("environment.observation_tokens", {"observation_tokens": 64}, "eval"),
+    ("environment.args.largest", {"args": {"largest": 3}}, "data"), ("environment.name", {"name": "grid"}, "data"),
+])  # fmt: skip
+def test_other_environments_measure_other_things(tmp_path, key, changes, flag):
+    """Their episodes have numbers, the same in every environment."""
+    other = merged(GUESS, {"environment": changes})
+    refused(study(tmp_path, {"a": (LOW, GUESS), "b": (HIGH, other)}), f"{key}: differs", f"--allow {flag}")
+
+
+def test_how_fast_an_environment_is_does_not_matter(tmp_path):
+    other = merged(GUESS, {"environment": {"workers": 4}, **FAST})
+    assert told(study(tmp_path, {"a": (LOW, merged(GUESS, SLOW)), "b": (HIGH, other)}))["comparisons"]
 
 
 def test_a_seed_or_a_folder_given_twice_is_refused(tmp_path):

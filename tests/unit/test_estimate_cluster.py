@@ -11,6 +11,7 @@ import pytest
 from test_estimate import config, saved
 from trew.cli.main import main
 from trew.config import ClusterConfig, Config
+from trew.config.cluster import server_option
 from trew.estimate.cluster import GIB, ClusterMap, Device, Fleet, cluster_map, table
 from trew.estimate.sizes import sizes_of
 from trew.objective import preset
@@ -136,6 +137,15 @@ def test_ranks_and_servers_that_take_turns_share_a_gpu_and_leave_it_for_memory(m
     kept, before = (found.devices[-1].tenants[0].parts["always"] for found in (turns, apart))
     assert kept["optimizer"] == 2 * kept["weights"] > 0
     assert "weights" not in before
+
+
+def test_options_of_servers_count_however_their_names_are_written(model):
+    """vLLM takes both."""
+    found = [mapped(model, rollout="vllm", servers=1, server_args={name: 0.4})
+             for name in ("gpu-memory-utilization", "gpu_memory_utilization")]  # fmt: skip
+    assert found[0] == found[1] != mapped(model, rollout="vllm", servers=1)
+    args = ClusterConfig(server_args={"max_num_seqs": 3})
+    assert (server_option(args, "max-num-seqs", 9), server_option(ClusterConfig(), "max-num-seqs", 9)) == (3, 9)
 
 
 def test_a_model_that_is_too_large_does_not_fit(model):

@@ -7,12 +7,14 @@ import json
 import pytest
 
 import compare_help
-from study_help import row, study
+from study_help import row, stopped_once, study
 from trew.config.recipe import parse
 from trew.errors import DataError
+from trew.study import work
 from trew.study.choice import choose, tuned_of
 from trew.study.conduct import Conduct
 from trew.study.design import Cell, Run
+from trew.study.pool import Job, Pool
 from trew.study.rows import Row, read_row
 from trew.study.states import Place, fingerprint
 from trew.utils.toml import dump_table
@@ -199,3 +201,12 @@ def test_the_hours_that_are_left_are_told_by_runs_of_the_named_cells_where_there
     assert conduct.forecast() == "planted: 1 cells, 14 runs, 14 to do, about 28.0 h"
     conduct.rows[Run(on, 1e-3, 1)] = row("clip", 1, 0.5, regime="on", seconds=3600.0)
     assert conduct.forecast() == "planted: 1 cells, 14 runs, 13 to do, about 13.0 h"
+
+
+def test_a_run_that_is_stopped_alone_is_started_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(work, "PRELOADED", ())
+    job = Job("sums", stopped_once, (str(tmp_path),), tmp_path / "log", tmp_path / "result.json")
+    with Pool(1).open() as pool:
+        ((ended, found),) = pool.run([job])
+    assert ended is job
+    assert found["done"]

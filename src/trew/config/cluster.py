@@ -140,6 +140,11 @@ def option_name(name: str) -> str:
     return name.lstrip("-").replace("_", "-")
 
 
+def server_option(config: ClusterConfig, option: str, default: Any) -> Any:
+    """An option of vLLM's command line as ``cluster.server_args`` has it, however its name is written there."""
+    return {option_name(name): value for name, value in config.server_args.items()}.get(option, default)
+
+
 def _server_arg(name: str, value: Any) -> Iterator[str]:
     where, option = f"cluster.server_args.{name}", option_name(name)
     if not re.fullmatch(r"[a-z][a-z0-9-]+(\.[A-Za-z0-9_.-]+)?", option):

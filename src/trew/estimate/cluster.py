@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..config import Config
+from ..config.cluster import server_option
 from ..objective import Objective
 from ..utils.memory import free_bytes, used_bytes
 from . import passes
@@ -242,7 +243,7 @@ def _on_gpu(s: Sizes, config: Config, free: int | None, *, gpus: int) -> dict[st
     model = _part(_width(config) * s.weights, gpus)
     if free is None:
         return {"weights": model, "work": SERVER_WORK}
-    share = float(config.cluster.server_args.get("gpu-memory-utilization", SERVER_SHARE))
+    share = float(server_option(config.cluster, "gpu-memory-utilization", SERVER_SHARE))
     # vLLM fills its share to the end: the cache is what is left, and no need of its own.
     return {"weights": model, "work": SERVER_WORK, "cache": int(share * free) - model - SERVER_WORK}
 

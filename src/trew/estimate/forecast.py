@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..config import Config, load
+from ..config.cluster import server_option
 from ..errors import ConfigError
 from ..objective import Objective
 from . import times
@@ -153,7 +154,7 @@ def outlook(
     completions = config.rollout.prompts * config.rollout.completions
     if like is not None and like.update_s is not None:
         rates.setdefault("update_s", Rate(like.update_s * completions, f"measured in {like.name}, by completions"))
-    slots = int(config.cluster.server_args.get("max-num-seqs", VLLM_SLOTS))
+    slots = int(server_option(config.cluster, "max-num-seqs", VLLM_SLOTS))
     if sequences is not None and 0 < sequences < slots:
         rates.setdefault("slots", Rate(sequences, "of full length that a server's cache holds, by the map above"))
     rates.setdefault("slots", Rate(slots, "max-num-seqs of vLLM"))

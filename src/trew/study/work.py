@@ -20,6 +20,7 @@ from ..config import load
 from ..errors import NumericsError, Problems, TrewError
 from ..runs.files import write_atomic
 from ..utils.secrets import redact
+from ..utils.signals import Interrupted
 from .settings import Warm
 
 PRELOADED = (
@@ -43,6 +44,10 @@ def child(log: Path, result: Path, work: Callable[..., dict[str, Any]], *argumen
         found = work(*arguments)
     except TrewError as error:
         found = {"error": redact(str(error)), "kind": type(error).__name__}
+    except Interrupted as error:
+        # Stopped alone, by whoever needed its memory. Not 1, which Python ends with after an error of the code.
+        sys.stdout.flush()
+        os._exit(error.exit_code)
     # The log is this process's stdout: its buffer must be in it before the result says that all is done.
     sys.stdout.flush()
     found |= {"seconds": round(time.monotonic() - started, 2), "load": round(os.getloadavg()[0], 2)}

@@ -70,12 +70,18 @@ class Member:
         found["eval.max_tokens"] = s.get("eval.max_tokens") or s.get("rollout.max_tokens")
         for key in ("rollout.stop", "chat_template", "tokenizer"):
             found[key] = s.get(key)
+        found |= {k: v for k, v in s.items() if k.startswith("environment.") and k not in (*_EPISODES, *_NO_MATTER)}
         judge = _judge(self.data.config, str(s.get("eval.correct_reward", "")))
         return {**found, **{f"rewards.{k}": v for k, v in flatten(judge).items()}}
 
     def task(self) -> dict[str, Any]:
         """The settings that decide which prompts are trained on and held out."""
-        return {k: v for k, v in self.settings.items() if k.startswith("data.")}
+        return {k: v for k, v in self.settings.items() if k.startswith(("data.", *_EPISODES))}
+
+
+_EPISODES = ("environment.name", "environment.args")
+"""What is played: the prompts of a run with an environment, whose names are numbers in every one."""
+_NO_MATTER = ("environment.workers", "environment.timeout_s", "environment.episodes", "environment.on_failure")
 
 
 def load_member(folder: Path) -> Member:

@@ -36,6 +36,12 @@ class Metric(Protocol):
     def notes(self, members: Sequence[Member]) -> list[str]: ...
 
 
+def _after_start(member: Member) -> list[float]:
+    """The accuracies after step 0. A run that ended before its first evaluation is counted with that of the start."""
+    found = [accuracy for step, accuracy in member.evals if step]
+    return found or ([] if member.finished else [member.evals[-1][1]])
+
+
 @dataclass(frozen=True, slots=True)
 class LastEvaluations:
     """The mean accuracy of the last ``count`` evaluations after step 0."""
@@ -49,12 +55,12 @@ class LastEvaluations:
         return "held-out accuracy " + ("at the end" if self.count == 1 else f"over the last {self.count} evaluations")
 
     def scores(self, members: Sequence[Member]) -> list[float]:
-        trained = [[accuracy for step, accuracy in m.evals if step] for m in members]
-        few = [m.name for m, values in zip(members, trained, strict=True) if len(values) < self.count]
+        trained = [_after_start(m) for m in members]
+        few = [m.name for m, values in zip(members, trained, strict=True) if m.finished and len(values) < self.count]
         if few:
             raise DataError(
                 f"--metric: {few[0]} has fewer than {self.count} evaluations after step 0{_more(few)}; train with a "
-                "smaller eval.every, or use final"
+                f"smaller eval.every{', or use final' if self.count > 1 else ''}"
             )
         return [float(np.mean(values[-self.count :])) for values in trained]
 
