@@ -85,13 +85,13 @@ def test_changes_between_first_and_last_visit(tmp_path):
     gained, _, lost = text.partition("Prompts that lost most")
     assert "mean score 0.25 → 1 steps 1 → 3 visits 3 question up step 1, the first of 2" in gained
     assert "question down" in lost
-    assert "1 of 3 that were trained on again" in lost
+    assert "1 of 3 that were sampled again" in lost
     assert "question late" not in text.partition(" Samples ")[0], "it did not change"
 
 
 def test_a_run_without_repeated_prompts_says_so(tmp_path):
     text = "".join(Elements(render_report([load_run(make(tmp_path / "a"))])).text)
-    assert "No prompt was trained on twice" in text
+    assert "No prompt was sampled twice" in text
 
 
 def test_tables_that_cannot_be_read_are_counted(tmp_path):

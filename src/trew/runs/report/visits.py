@@ -1,4 +1,4 @@
-"""Reads how every prompt of a run was scored each time it was trained on: the scores alone, from all tables."""
+"""Reads how every prompt of a run was scored each time it was sampled: the scores alone, from all tables."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ class Visits:
 
 
 def load_visits(folder: Path, *, most: int = MOST_STEPS) -> Visits:
-    """The visits of a run; leaves out tables that cannot be read or are not those that a run writes."""
+    """The visits of a run, those of groups that were dropped included; leaves out tables that cannot be read or are not
+    those that a run writes."""
     steps = sample_steps(folder, "rollouts")
     chosen = steps
     if len(steps) > most:
