@@ -141,6 +141,15 @@ def test_earlier_runs_with_other_settings_are_made_again(server, place, undistur
     assert "has no results of trew study" in said
 
 
+def test_a_change_that_leaves_no_run_of_the_earlier_design_is_shown(server, place, undisturbed):
+    shutil.copytree(place / "whole", place / "changed")
+    text = (place / "study.toml").read_text()
+    (place / "changed.toml").write_text(text.replace("set = {", "set = {steps = 3, ", 1))
+    said = server.run("study", "changed.toml", "--out", "changed", "--hours", "0.000001", cwd=place)
+    assert "note: changed after 8 runs: set.steps was null and is 3" in said
+    assert json.loads((place / "changed" / "results.json").read_text())["changed"][0].startswith("after 8 runs: ")
+
+
 def begun(server, place, *options):
     """A study that has ended one run more than before."""
     out = place / "killed"

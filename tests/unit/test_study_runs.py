@@ -16,7 +16,7 @@ from trew.study.conduct import Conduct
 from trew.study.design import Cell, Run
 from trew.study.pool import Job, Pool
 from trew.study.rows import Row, read_row
-from trew.study.states import Place, fingerprint
+from trew.study.states import Place, ended_below, fingerprint
 from trew.utils.toml import dump_table
 
 SETTINGS = {**compare_help.SETTINGS, "rewards": []}
@@ -201,6 +201,20 @@ def test_the_hours_that_are_left_are_told_by_runs_of_the_named_cells_where_there
     assert conduct.forecast() == "planted: 1 cells, 14 runs, 14 to do, about 28.0 h"
     conduct.rows[Run(on, 1e-3, 1)] = row("clip", 1, 0.5, regime="on", seconds=3600.0)
     assert conduct.forecast() == "planted: 1 cells, 14 runs, 13 to do, about 13.0 h"
+
+
+def test_runs_that_ended_are_counted_with_any_settings(tmp_path):
+    """Finished, put aside, and failed ones; not one that goes on, nor one that has only begun."""
+    cell = tmp_path / "sums" / "off" / "clip" / "0.01"
+    cell.mkdir(parents=True)
+    for name in ("1", "2.replaced-1"):
+        written(cell / name)
+    written(cell / "3", finished=False)
+    (cell / "3.json").write_text('{"failed": "numbers not finite"}')
+    written(cell / "4", finished=False)
+    (cell / "5").mkdir()
+    assert ended_below(tmp_path) == 3
+    assert ended_below(tmp_path / "none") == 0
 
 
 def test_a_run_that_is_stopped_alone_is_started_again(tmp_path, monkeypatch):

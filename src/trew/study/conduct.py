@@ -22,7 +22,7 @@ from .history import History
 from .pool import Job, Pool
 from .report import write_report
 from .rows import Row, read_row
-from .states import Place, fingerprint, write_json
+from .states import Place, ended_below, fingerprint, write_json
 
 _REPORT_EVERY = 50  # runs
 _FINAL = ("done", "failed")
@@ -49,7 +49,9 @@ class Conduct:
     def go(self) -> dict[str, Any]:
         """Does what is not done yet; returns the results. Raises ConfigError with all problems before the first run."""
         with self._prepared() as pool:
-            for line in History.read(self.out).note(self.study, runs=len(self.rows)):
+            # Those of an earlier design too: after a change of what they learn, no row is left of them.
+            seen = max(len(self.rows), ended_below(self.out / "runs"))
+            for line in History.read(self.out).note(self.study, runs=seen):
                 self.say(f"note: {line}")
             self.say(self.forecast())
             try:

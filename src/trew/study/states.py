@@ -92,6 +92,15 @@ class Place:
         return self.fingerprint.partition(" ")[2]
 
 
+def ended_below(folder: Path) -> int:
+    """How many runs below ``folder`` have ended, whatever their settings: those of an earlier design, and those that
+    were put aside, were seen as well."""
+    ended = {path.parent for path in folder.rglob("summary.json")}
+    results = (path for path in folder.rglob("*.json") if path.with_suffix("").is_dir())
+    failed = {path.with_suffix("") for path in results if Place(path.with_suffix(""), "").read_result().get("failed")}
+    return len(ended | failed)
+
+
 def fingerprint(config: Config, *, model: str = "") -> str:
     """The settings of a run that change what it learns, as a hash; ``model`` is the hash of weights that the study
     made, in place of where they lie.
