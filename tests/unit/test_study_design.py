@@ -7,8 +7,9 @@ import itertools
 import pytest
 
 from study_help import study, write
+from trew.config.recipe import load as read
 from trew.errors import ConfigError
-from trew.study.design import load, only, reported_runs, tuning_runs
+from trew.study.design import Run, load, only, reported_runs, tuning_runs
 from trew.study.history import History
 
 
@@ -94,6 +95,24 @@ def test_the_digest_is_of_everything_that_was_fixed(tmp_path):
         load(write(tmp_path, recipe='model = "lm"\nsteps = 11\n')),
     ]  # fmt: skip
     assert len({one.digest, *(other.digest for other in others)}) == 7
+
+
+def test_a_whole_number_can_be_tuned(tmp_path):
+    made = study(tmp_path, tune={"learner.lr": None, "rollout.completions": [8, 2, 4]})
+    assert made.values == (2, 4, 8)
+    overrides = made.overrides(Run(made.cells[0], made.values[1], 1))
+    assert "rollout.completions=4" in overrides
+    assert read(tmp_path / "r.toml", overrides).rollout.completions == 4
+
+
+def test_lists_of_tables_and_empty_tables_replace_those_of_the_recipe(tmp_path):
+    """As with --set: what the recipe says of another reward, or of other data, is not mixed with them."""
+    recipe = 'model = "lm"\nsteps = 10\n[data.args]\nlargest = 9\n[[rewards]]\nname = "arithmetic"\nweight = 0.5\n'
+    parts = {"rewards": [{"name": "gsm8k"}], "data": {"args": {}}}
+    made = study(tmp_path, recipe=recipe, tasks={"sums": parts})
+    config = read(tmp_path / "r.toml", made.overrides(Run(made.cells[0], None, 1)))
+    assert [(reward.name, reward.weight) for reward in config.rewards] == [("gsm8k", 1.0)]
+    assert config.data.args == {}
 
 
 def test_a_claim_that_changes_after_the_first_run_is_shown_and_one_before_is_not(tmp_path):

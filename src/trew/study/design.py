@@ -177,10 +177,10 @@ def load(path: Path) -> Study:
     return Study(
         name=table["name"], base=base, baseline=table["baseline"], question=table.get("question", ""),
         claims=tuple(table.get("claims", ())), seeds=table.get("seeds", 20),
-        tuning_seeds=table.get("tuning_seeds", 3), set=_threads(flatten(table.get("set", {})), recipe),
-        tuned=tuned, values=tuple(sorted(map(float, values))),
+        tuning_seeds=table.get("tuning_seeds", 3), set=_threads(_settings(table.get("set", {})), recipe),
+        tuned=tuned, values=tuple(sorted(values)),
         warm=build(Warm, table["warm"], where="warm") if "warm" in table else None, recipe=recipe,
-        **{kind: {name: flatten(of) for name, of in table[kind].items()} for kind in _PARTS},
+        **{kind: {name: _settings(of) for name, of in table[kind].items()} for kind in _PARTS},
     )  # fmt: skip
 
 
@@ -191,6 +191,15 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}; give the study's TOML file") from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: is not valid TOML: {error}") from None
+
+
+def _settings(table: Any, where: str = "") -> dict[str, Any]:
+    """Settings by their dotted keys, as ``--set`` takes them: a list and an empty table are values, which replace those
+    of the base recipe."""
+    if not isinstance(table, Mapping) or (where and not table):
+        return {where: table}
+    parts = [_settings(value, f"{where}.{name}".lstrip(".")) for name, value in table.items()]
+    return {key: value for part in parts for key, value in part.items()}
 
 
 def _threads(chosen: dict[str, Any], recipe: Mapping[str, Any]) -> dict[str, Any]:
