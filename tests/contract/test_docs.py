@@ -332,6 +332,8 @@ ALWAYS = (
 def test_every_recipe_passes_its_dry_run(recipe, stand_in, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     settings = [f"model={stand_in / 'model'}", "data.max_prompt_tokens=2000"]  # one token per byte there
+    if "environment" in tomllib.loads(recipe.read_text()):  # what episodes make of a row is not measured
+        settings = settings[:1]
     if recipe.stem == "mixture":
         settings = [settings[0], *(f"data.{i}.max_prompt_tokens=2000" for i in range(2))]
     if recipe.stem in ("sft", "dpo"):

@@ -197,3 +197,13 @@ def test_bad_input_is_refused_with_one_message(args, message, capsys):
     said = capsys.readouterr().err
     assert message in said
     assert "Traceback" not in said
+
+
+def test_the_number_of_episodes_to_train_on_does_not_matter_to_an_evaluation_on_data(tmp_path, capsys):
+    recipe = tmp_path / "r.toml"
+    recipe.write_text('model = "m"\n[environment]\nname = "guess"\nepisodes = 5\n')
+    with pytest.raises(SystemExit):
+        cli.main(["eval", str(tmp_path / "none"), "--recipe", str(recipe), "--data", str(tmp_path / "x.jsonl")])
+    said = capsys.readouterr()
+    assert "x.jsonl" in said.out + said.err
+    assert "environment.episodes" not in said.out + said.err

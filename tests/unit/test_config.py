@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tomllib
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trew.config import Config, RewardConfig, dumps, load, parse
+from trew.config import Config, DataConfig, RewardConfig, dumps, load, parse
 from trew.errors import ConfigError
 
 
@@ -172,3 +173,51 @@ def test_the_file_of_an_environment_is_found_beside_the_recipe(name, kind, tmp_p
 @pytest.mark.parametrize("name", ["guess", "gym:Blackjack-v1", "openenv:http://localhost:8000"])
 def test_the_name_of_another_environment_is_left_as_it_is(name, tmp_path):
     assert parse({"model": "m", "environment": {"name": name}}, base=tmp_path).environment.name == name
+
+
+GUESS = {"name": "guess"}
+ROWS = {"train": "rows.jsonl"}
+UNREAD = {
+    "eval": "games.jsonl", "prompt_column": "question", "args": {"chat": True}, "max_prompt_tokens": 16,
+    "overlong": "drop", "shuffle": False,
+}  # fmt: skip
+"""Every key of [data] but those that name data, with a value that is not its default."""
+
+
+def refused(**table: object) -> list[str]:
+    """The keys that a recipe is refused for."""
+    try:
+        parse({"model": "m", **table})
+    except ConfigError as error:
+        return [problem.partition(":")[0] for problem in error.problems]
+    return []
+
+
+def test_the_settings_of_data_that_are_swept_are_all_that_there_are():
+    assert {*UNREAD, "task", "train"} == {field.name for field in dataclasses.fields(DataConfig)}
+
+
+@pytest.mark.parametrize("key", UNREAD)
+def test_settings_of_data_that_episodes_do_not_read_are_refused(key):
+    own = {key: UNREAD[key]}
+    # Without data, only the order of the numbered problems is read.
+    assert refused(environment=GUESS, data=own) == ([] if key == "shuffle" else [f"data.{key}"])
+    unread = [f"data.{key}"] if key in ("max_prompt_tokens", "overlong") else []
+    for environment in (GUESS, {"tools": ["calculator"]}):
+        assert refused(environment=environment, data=ROWS | own) == unread
+        sets = [{**ROWS, "name": "a"}, {**ROWS, **own, "name": "b"}]
+        assert refused(environment=environment, data=sets) == [name.replace("data", "data[1]") for name in unread]
+    assert refused(data=ROWS | own) == []
+
+
+def test_servers_that_a_run_starts_have_room_for_the_prompts_that_it_says():
+    cluster = {"rollout": "vllm", "servers": 1}
+    assert refused(environment=GUESS, data=ROWS | {"max_prompt_tokens": 2000}, cluster=cluster) == []
+
+
+def test_the_number_of_episodes_counts_only_what_an_environment_makes():
+    few = {**GUESS, "episodes": 5}
+    assert refused(environment=few) == []
+    assert refused(environment=few, data=ROWS) == ["environment.episodes"]
+    assert refused(environment=few, data={"task": "gsm8k"}) == ["environment.episodes"]
+    assert refused(environment=few, data=[{**ROWS, "name": "a"}]) == ["environment.episodes"]

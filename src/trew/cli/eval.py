@@ -16,6 +16,7 @@ import tyro
 from ..config import (
     DEMONSTRATED,
     Config,
+    EnvironmentConfig,
     RewardConfig,
     SftConfig,
     apply_overrides,
@@ -103,6 +104,10 @@ def eval(
     if task is not None and recipe is not None:  # the recipe may be a run's
         # The recipe's rewards do not fit another task, nor do its settings of demonstrations.
         config = dataclasses.replace(config, rewards=(), sft=SftConfig())
+    if not config.numbered:
+        # They count what to train on where the recipe names no data; the command line may have named some.
+        own = dataclasses.replace(config.environment, episodes=EnvironmentConfig().episodes)
+        config = dataclasses.replace(config, environment=own)
     if config.demonstrates:
         raise ConfigError(
             f"data.task: got {config.task!r}, whose rows have no rewards; name a task with rewards: --task gsm8k, or a "

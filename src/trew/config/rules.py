@@ -14,7 +14,8 @@ from typing import Any
 from ..errors import nearest
 from ..utils.addresses import ACCEPTS, split_address
 from ..utils.toml import toml_value
-from . import cluster, limits
+from . import cluster, episodes, limits
+from .episodes import changed
 from .schema import (
     DEMONSTRATED,
     PAIRED,
@@ -55,6 +56,7 @@ def validate(config: Config) -> list[str]:
         _data,
         _curriculum,
         _environment,
+        episodes.problems,
         _rollout,
         _sft,
         _learner,
@@ -208,7 +210,7 @@ def _sft(c: Config) -> Iterator[str]:
 
 
 def _no_demonstrations(c: Config) -> Iterator[str]:
-    for name in _changed(c.sft)[:1]:
+    for name in changed(c.sft)[:1]:
         yield (
             f"sft.{name}: got {_value(c, f'sft.{name}')!r}, but [sft] is for demonstrations, and data.task is "
             f"{c.task!r}; set data.task = 'demonstrations' (trew sft), or remove the table"
@@ -223,7 +225,7 @@ def _demonstrations(c: Config) -> Iterator[str]:
     if c.rewards:
         yield f"rewards: got {len(c.rewards)}, but demonstrations are not scored; remove them"
     for section, used in _USED.items():
-        for name in _changed(getattr(c, section)):
+        for name in changed(getattr(c, section)):
             if name not in used:
                 yield (
                     f"{section}.{name}: got {_value(c, f'{section}.{name}')!r}, but demonstrations leave nothing to "
@@ -231,7 +233,7 @@ def _demonstrations(c: Config) -> Iterator[str]:
                 )
     for i, one in enumerate(c.sets):
         where = f"data[{i}]" if isinstance(c.data, tuple) else "data"
-        for name in _changed(one):
+        for name in changed(one):
             if name in ("max_prompt_tokens", "overlong", "prompt_column"):
                 yield (
                     f"{where}.{name}: got {getattr(one, name)!r}, which demonstrations do not read; sft.max_tokens and "
@@ -249,22 +251,12 @@ def _pairs(c: Config) -> Iterator[str]:
         yield "sft.overlong: got 'truncate', accepts 'error' or 'drop' for pairs: answers were compared as a whole"
 
 
-def _changed(section: Any) -> list[str]:
-    """The keys of a section that differ from their defaults."""
-    usual = type(section)()
-    return [field.name for field in dataclasses.fields(section) if _differs(section, usual, field.name)]
-
-
 _USED = {
     "curriculum": (), "environment": (), "rollout": (), "eval": ("every", "size"),
     "cluster": ("launcher", "learner", "shard", "offload", "restarts", "resources_timeout_s", "hang_s"),
     "track": ("to",),
 }  # fmt: skip
 """Sections that are mostly about sampling, and the settings in them that demonstrations use."""
-
-
-def _differs(one: Any, other: Any, name: str) -> bool:
-    return getattr(one, name) != getattr(other, name)
 
 
 def _learner(c: Config) -> Iterator[str]:

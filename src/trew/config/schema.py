@@ -363,6 +363,12 @@ class Config:
         return bool(self.environment.name or self.environment.tools)
 
     @property
+    def numbered(self) -> bool:
+        """Whether the environment makes its own problems, which differ by their number: no data are named for it."""
+        own = self.data
+        return bool(self.environment.name) and isinstance(own, DataConfig) and own.task == "prompts" and not own.train
+
+    @property
     def taught(self) -> bool:
         """Whether there is a teacher."""
         return bool(self.teacher.model or self.teacher.endpoint)
