@@ -144,7 +144,7 @@ RANGES = {
     "a1": (0.5, 2.0), "a2": (0.05, 0.5), "b1": (0.5, 2.0), "b2": (0.05, 0.5), "normalize": ["joint", "separate"],
     "w0": (0.0, 1.0), "w2": (0.0, 1.0), "w_out": (0.0, 1.0), "symmetric": [True, False], "alpha": (0.1, 3.0),
     "gamma": (0.0, 2.0), "eta": (0.0, 0.3), "normalized": [True, False], "directional": [True, False],
-    "lam": (0.1, 2.0), "a_max": (0.3, 2.0), "rarity": ["probability", "entropy"], "h_max": (4.0, 6.0),
+    "lam": (0.1, 2.0), "a_max": (0.3, 2.0), "rarity": ["entropy"], "h_max": (4.0, 6.0),
     "tau_pos": (0.3, 3.0), "tau_neg": (0.3, 3.0), "k_pos": (1.0, 4.0), "k_neg": (1.0, 4.0), "lam_pos": (0.5, 4.0),
     "lam_neg": (0.5, 4.0), "anchor": ["old", "rollout"], "penalty": (0.01, 1.5), "level": ["token", "sequence"],
     "pruning": (0.0, 0.9), "share": (0.05, 0.9), "clip-cov share": [0.0, 1.0], "cov_low": (-1.0, 0.2),

@@ -123,14 +123,17 @@ def test_refused_by_name(kind, settings, name):
 
 @pytest.mark.parametrize(
     ("settings", "name"),
-    [({"lam": -0.1}, "lam"), ({"a_max": 0.0}, "a_max"), ({"h_max": 0.0}, "h_max"), ({"rarity": "both"}, "rarity")],
-)
+    [({"lam": -0.1}, "lam"), ({"a_max": 0.0}, "a_max"), ({"h_max": 0.0}, "h_max"), ({"rarity": "both"}, "rarity"),
+     ({"h_max": 2.0}, "h_max")],
+)  # fmt: skip
 def test_refused_by_name_beside_a_base(settings, name):
     with pytest.raises(ValueError, match=f"^{name}: got "):
         RareTokenBoost(Triangular(), **settings)
 
 
 def test_the_last_value_that_is_accepted():
+    RareTokenBoost(Triangular(), h_max=1.0)
+    RareTokenBoost(Triangular(), rarity="entropy", h_max=2.0)
     DualClip(eps_high=0.5, cap=1.51)
     Capped(cap=1.0, floor=1.0)
     Capped(cap=1.0, floor=0.0)

@@ -155,6 +155,8 @@ class RareTokenBoost(Weight):
         not_negative(lam=self.lam)
         positive(a_max=self.a_max, h_max=self.h_max)
         one_of(("probability", "entropy"), rarity=self.rarity)
+        if self.rarity != "entropy" and self.h_max != 1.0:
+            raise ValueError(f"h_max: got {self.h_max!r}, but rarity = {self.rarity!r} reads no entropy; leave it out")
         # A frozen dataclass allows no assignment; the scope is the base's, since the boost reads the token alone.
         object.__setattr__(self, "scope", self.base.scope)
 
