@@ -21,6 +21,7 @@ from trew.cli.main import run as command
 from trew.config import Config, dumps, load
 from trew.errors import ConfigError
 from trew.training.continuing import continued
+from trew.training.planning import plan
 from trew.utils.toml import dump_table
 
 RIGHT = {"task": "arithmetic", "args": {"ops": ["+"], "smallest": 1, "largest": 4}}
@@ -177,6 +178,24 @@ def test_steps_of_a_resumed_run_are_made_from_its_epochs_anew(tmp_path, stored, 
     config, _ = continued(recipe, own, overrides, out=None)
     want = {None: Config(model="").steps, "stored": stored}.get(steps, steps)
     assert config.steps == want
+
+
+def test_warm_up_is_judged_by_the_steps_that_the_epochs_make(place, tmp_path):
+    """Not by the 100 steps that a recipe has by default: a row for each step makes more."""
+    recipe = tmp_path / "r.toml"
+    recipe.write_text(WARM.replace("batch = 8", "batch = 1\nepochs = 3").replace("lr =", "warmup_steps = 120\nlr ="))
+    paths = [f"model={place / 'model'}", f"data.train={place / 'rows.jsonl'}"]
+    config = load(recipe, paths)
+    made = plan(config).config
+    assert made.steps == made.optimizer_steps > 120
+    with pytest.raises(ConfigError, match=f"learner.warmup_steps: got 120, .* {made.steps // 3} optimizer steps"):
+        plan(load(recipe, [*paths, "sft.epochs=1"]))
+    halves = plan(load(recipe, [*paths, "sft.batch=2", "learner.minibatch_prompts=1"])).config
+    assert halves.steps < 120 < halves.optimizer_steps
+    with pytest.raises(ConfigError, match=r"learner.warmup_steps: got 120, .* has 100 optimizer steps"):
+        load(recipe, ["sft.epochs=0"])
+    own = tomllib.loads(dumps(config)) | {"steps": made.steps}
+    assert continued(recipe, own, [], out=None)[0] == config
 
 
 def test_the_commands_that_follow(place, capsys, monkeypatch):

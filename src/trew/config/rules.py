@@ -304,6 +304,9 @@ def _minibatches(c: Config) -> Iterator[str]:
 
 
 def _warmup(c: Config) -> Iterator[str]:
+    # How many steps epochs make is known with the data only: planning judges then.
+    if c.demonstrates and c.sft.epochs:
+        return
     if c.learner.warmup_steps > c.optimizer_steps >= 1:
         yield (
             f"learner.warmup_steps: got {c.learner.warmup_steps}, but the whole run has {c.optimizer_steps} optimizer "

@@ -171,12 +171,14 @@ def _with_steps(config: Config, rows: int) -> tuple[Config, list[str]]:
             f"steps: got {config.steps}, but sft.epochs = {own.epochs:g} of {rows} rows makes {steps}; leave steps "
             "out, or set sft.epochs = 0, so that steps counts"
         )
-    if config.learner.warmup_steps > steps:
+    made = dataclasses.replace(config, steps=steps)
+    if config.learner.warmup_steps > made.optimizer_steps:
         raise ConfigError(
-            f"learner.warmup_steps: got {config.learner.warmup_steps}, accepts at most the training's {steps} steps"
+            f"learner.warmup_steps: got {config.learner.warmup_steps}, accepts at most the training's "
+            f"{made.optimizer_steps} optimizer steps"
         )
     note = f"sft.epochs = {own.epochs:g}: {rows} rows make {steps} steps of {own.batch}"
-    return dataclasses.replace(config, steps=steps), [note]
+    return made, [note]
 
 
 def _with_invalid(config: Config, found: Sequence[str]) -> list[str]:
