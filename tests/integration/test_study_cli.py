@@ -136,6 +136,9 @@ def test_earlier_runs_with_other_settings_are_made_again(server, place, undistur
     assert "0 of 8 runs" in said
     assert "8 have other settings" in said
     assert "8 runs, 8 to do" in said
+    # Seen all the same: the design that they were made under stays in the history.
+    said = server.run("study", "longer.toml", "--out", "longer", "--hours", "0.000001", cwd=place)
+    assert "note: changed after 8 runs: set.steps was null and is 3" in said
     (place / "whole" / "none.json").write_text("[]")
     said = server.run("study", "study.toml", "--earlier", "whole/none.json", cwd=place, code=2)
     assert "has no results of trew study" in said

@@ -50,7 +50,8 @@ class Conduct:
         """Does what is not done yet; returns the results. Raises ConfigError with all problems before the first run."""
         with self._prepared() as pool:
             # Those of an earlier design too: after a change of what they learn, no row is left of them.
-            seen = max(len(self.rows), ended_below(self.out / "runs"))
+            elsewhere = max((len(part.rows) for part in self.parts), default=0)
+            seen = max(len(self.rows), ended_below(self.out / "runs"), elsewhere)
             for line in History.read(self.out).note(self.study, runs=seen):
                 self.say(f"note: {line}")
             self.say(self.forecast())
