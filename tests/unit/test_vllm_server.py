@@ -257,6 +257,20 @@ def test_a_length_is_neither_beyond_the_model_nor_below_what_checks_need(tmp_pat
     assert launch.options(short, **made).max_length == launch.SHORTEST
 
 
+def test_a_server_has_room_for_all_turns_of_an_episode(tmp_path):
+    tiny.model("qwen2", max_position_embeddings=32768).save_pretrained(tmp_path / "m")
+    made = {"python": Path("/py"), "model": tmp_path / "m", "gpus": 0}
+    table = {
+        "model": "m", "data": {"max_prompt_tokens": 100}, "rollout": {"max_tokens": 200}, "eval": {"max_tokens": 300},
+        "environment": {"name": "guess", "turns": 4, "observation_tokens": 50},
+        "cluster": {"rollout": "vllm", "servers": 1},
+    }  # fmt: skip
+    # Four replies of 300 tokens in evaluations, three observations with the 32 tokens around each.
+    assert launch.options(parse(table), **made).max_length == 100 + 4 * 300 + 3 * (50 + 32)
+    table["environment"]["episode_tokens"] = 500
+    assert launch.options(parse(table), **made).max_length == 100 + 500
+
+
 def test_a_server_sees_neither_secrets_nor_what_launchers_told_this_process(monkeypatch, tmp_path, options):
     for name, value in (
         ("WANDB_API_KEY", "9c1f0e77ab3d42"), ("RANK", "1"), ("MASTER_ADDR", "h"), ("TORCHELASTIC_RUN_ID", "x"),

@@ -59,7 +59,9 @@ def options(config: Config, *, python: Path, model: Path, gpus: int) -> ServerOp
     files = json.loads((model / "config.json").read_text())
     table: dict[str, Any] = files.get("text_config") or files
     prompt = max(one.max_prompt_tokens for one in config.sets)
-    length = prompt + max(config.rollout.max_tokens, config.eval.max_tokens)
+    reply = max(config.rollout.max_tokens, config.eval.max_tokens)
+    longest = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, max_tokens=reply))
+    length = prompt + longest.completion_tokens  # of an episode, all of its turns
     # No more than the model has positions, where it says so.
     length = min(max(length, SHORTEST), table.get("max_position_embeddings") or length)
     count = config.cluster.servers
