@@ -111,6 +111,10 @@ def test_rows_without_a_required_column_are_not_applicable(tmp_path: Path) -> No
     source = "def f(completions, tests):\n    assert None not in tests\n    return [1.0] * len(completions)\n"
     rewards = loaded(tmp_path, source)
     assert values(rewards, group("a", "b"), group("a", tests="t")) == [None, None, 1.0]
+    # As files have it where other rows have the column.
+    assert values(rewards, group("a", tests=None), group("a", tests="t")) == [None, 1.0]
+    with pytest.raises(RewardError, match="needs column 'tests', which no row has"):
+        rewards.score([group("a", tests=None)])
 
 
 def test_objects_and_partials(tmp_path: Path) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 
+from trew.config import RewardConfig
 from trew.errors import ConfigError, RewardError
-from trew.rewards import Verdict, grade
+from trew.rewards import RewardSet, Verdict, grade
 from trew.rewards.builtin.layout import THINK_ANSWER, mismatch, parse_template
 from trew.rewards.builtin.length import soft_overlong
 from trew.rewards.thinking import after_thinking
 from trew.rewards.verdict import shown
+from trew.types import Group, Prompt, Rollout, Span, Turn
 
 # ---------------------------------------------------------------------------------------------------- arithmetic
 
@@ -225,3 +229,17 @@ def test_small_parts() -> None:
     assert after_thinking("") == ""
     assert after_thinking("", thinking=True) is None
     assert shown("a\ud800b") == "a?b"
+
+
+@pytest.mark.parametrize("turns", [1, 2, 4])
+def test_repetition_is_of_what_the_policy_says(turns):
+    """An environment may say the same in every turn."""
+
+    def turn(number: int) -> Turn:
+        said, reply = np.array([] if number == 0 else [7, 8, 9, 7, 8, 9]), np.array([10 + number, 20 + number])
+        return Turn(said, reply, np.zeros(2), None, None, (Span(0, 0, 2),), "", "stop")
+
+    config = RewardConfig(name="repetition", args={"ngram_size": 2})
+    with contextlib.closing(RewardSet.from_config([config])) as rewards:
+        (scored,) = rewards.score([Group(Prompt("a", "p"), (Rollout(tuple(map(turn, range(turns)))),))], step=0)
+    assert [score.value for score in scored.scores] == [0.0]

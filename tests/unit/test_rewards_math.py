@@ -349,3 +349,12 @@ def test_without_math_verify_exact_algebra_goes_on_and_the_rest_is_refused() -> 
     verdict = grade("math", r"\boxed{\frac{\cos x}{\sin x}}", r"\cot x")
     assert (verdict.score, verdict.status) == (None, "sandbox_error")
     assert "'math-verify>=" in verdict.detail
+
+
+@pytest.mark.parametrize(("answer", "gold", "score"), [
+    ("0:0", "3:4", 0), ("0:0:0", "1:2:3", 0), ("3:4", "0:0", 0), ("0:1:2", "0:5:7", 0),
+    ("0:5:10", "0:1:2", 1), ("6:8", "3:4", 1), ("0:4", "0:1", 1),
+])  # fmt: skip
+def test_zeros_equal_no_other_ratio(answer, gold, score):
+    """Multiplied out, 0 : 0 would equal every ratio: a reward that costs nothing."""
+    assert grade("math", rf"\boxed{{{answer}}}", gold).score == score

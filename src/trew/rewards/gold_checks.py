@@ -16,8 +16,8 @@ Bar = Callable[[str, int], AbstractContextManager[Any]]
 
 
 def columns_of(prompts: Iterable[Prompt]) -> frozenset[str]:
-    """Returns every column that any row has."""
-    return frozenset(name for prompt in prompts for name in prompt.columns)
+    """Returns every column that any row has. None is none: a row of a file that lacks a column has it there."""
+    return frozenset(name for prompt in prompts for name, value in prompt.columns.items() if value is not None)
 
 
 def applies(reward: Reward, prompt: Prompt) -> bool:

@@ -56,7 +56,7 @@ def _own(names: Sequence[str], rollout: Rollout) -> dict[str, Any]:
     """Returns the arguments that come from the rollout itself."""
     known: dict[str, Callable[[], Any]] = {
         "length": lambda: len(rollout),
-        "token_ids": lambda: rollout.token_ids,
+        "token_ids": lambda: rollout.token_ids[rollout.sampled],  # not what an environment said
         "episode": lambda: rollout,
     }
     return {name: known[name]() for name in names if name in known}

@@ -236,7 +236,7 @@ class RewardSet:
 
     def _called(self, rewards: Sequence[Reward], groups: Sequence[Group], step: int) -> dict[str, list[list[Verdict]]]:
         """Verdicts of users' functions by name, group and completion; not applicable if a function was not called."""
-        columns = self._columns.union(*(group.prompt.columns for group in groups))
+        columns = self._columns | gold_checks.columns_of(group.prompt for group in groups)
         asks = {reward.name: self._ask(reward, groups, columns) for reward in rewards}
         judged = self._judged({name: ask for name, ask in asks.items() if ask.samples}, step)
         return {r.name: _by_group(r, groups, judged.get(r.name, ())) for r in rewards}

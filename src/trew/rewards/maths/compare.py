@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Sequence
 
@@ -242,12 +243,12 @@ def _ratios(left: AnswerList, right: AnswerList) -> bool | None:
     first, second = values
     if not units.agree(_unit(left), _unit(right)):
         return False
-    # a : b : c = d : e : f if a / d is the same everywhere, multiplied out so that a 0 needs no special case.
-    crossed = [
-        algebra.same(algebra.multiply(x, second[0]), algebra.multiply(y, first[0]))
-        for x, y in zip(first[1:], second[1:], strict=True)
-    ]
-    return _all(crossed)
+    # Zeros alone are no ratio, and multiplied out they would equal every one.
+    if any(all(map(algebra.is_zero, values)) for values in (first, second)):
+        return _in_order(left.items, right.items)
+    # a : b : c = d : e : f if a / d is the same everywhere, multiplied out, for all pairs: the first may be 0.
+    pairs = itertools.combinations(zip(first, second, strict=True), 2)
+    return _all([algebra.same(algebra.multiply(a, e), algebra.multiply(b, d)) for (a, d), (b, e) in pairs])
 
 
 def _is_of_a_time(item: Answer) -> bool:

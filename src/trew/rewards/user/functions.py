@@ -72,7 +72,8 @@ class UserFunction:
         """Whether the row has what the function cannot do without."""
         if self.verl:
             return first_column(prompt.columns) is not None
-        return all(name in prompt.columns for name in self.required)
+        # None: a row of a file that lacks a column which others have.
+        return all(prompt.columns.get(name) is not None for name in self.required)
 
     def missing(self, columns: Iterable[str]) -> str:
         """What the function needs and ``columns``, of all rows together, do not have; empty when nothing."""
