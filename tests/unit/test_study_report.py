@@ -241,6 +241,8 @@ def test_regimes_stand_next_to_each_other_with_the_differences_of_their_own_tabl
         cells = [f"{d.mean:+.3f} [{d.low:+.3f}, {d.high:+.3f}]" for d in (better, level)]
         assert f"| other | **{cells[0]}** | {cells[1]} |" in glance
     assert sum(line.startswith("| ") for line in glance) == 2 * (2 + 3)
+    # Of off alone, which has a pair more, and without what is equal.
+    assert any(line.startswith("Corrected for all 2 comparisons of both figures in `off` at once") for line in glance)
 
 
 def test_a_ring_in_the_picture_of_all_regimes_is_not_told_apart(tmp_path):

@@ -67,6 +67,13 @@ class Regime:
     def failures(self, algorithm: str) -> Counter[str]:
         return Counter(row.failed for row in self.rows[algorithm] if row.failed)
 
+    @property
+    def figures(self) -> dict[str, Comparison]:
+        """What is compared, by name; empty if nothing can be."""
+        return (
+            {} if self.final is None or self.area is None else dict(zip(FIGURES, (self.final, self.area), strict=True))
+        )
+
     def start(self) -> float:
         """The mean accuracy before training."""
         return float(np.mean([row.accuracy[0] for rows in self.rows.values() for row in rows]))
@@ -119,8 +126,7 @@ def jointly(compared: Sequence[Regime]) -> list[tuple[str, str, Versus]]:
     zero: dict[Pair, float] = {}
     groups, names = [], {}
     for regime in compared:
-        for figure, score, comparison in zip(FIGURES, _SCORES, (regime.final, regime.area), strict=True):
-            assert comparison is not None
+        for (figure, comparison), score in zip(regime.figures.items(), _SCORES, strict=True):
             scores = {name: {(r.task, r.seed): score(r) for r in of} for name, of in regime.rows.items()}
             base = scores[comparison.baseline]
             zero |= dict.fromkeys(base, 0.0)

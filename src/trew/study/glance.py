@@ -45,24 +45,22 @@ def _glance_table(compared: Sequence[Regime], comparisons: Sequence[Comparison |
 def _joint(compared: Sequence[Regime]) -> Iterator[str]:
     """Which verdicts of the regimes' tables remain where all of them are corrected together. A regime with fewer pairs
     than others is left out: only the pairs that all have can be compared at once."""
-    most = max(len(regime.final.pairs) for regime in compared if regime.final)
-    compared = [regime for regime in compared if regime.final and len(regime.final.pairs) == most]
-    together = {(regime, figure, v.name): v for regime, figure, v in jointly(compared)}
+    most = max(len(comparison.pairs) for regime in compared for comparison in regime.figures.values())
+    compared = [regime for regime in compared if len(regime.figures[FIGURES[0]].pairs) == most]
+    together = jointly(compared)
     if not together:
         return
-    alone = [(regime.name, figure, v.name) for regime in compared
-             for figure, comparison in zip(FIGURES, (regime.final, regime.area), strict=True) if comparison
-             for v in comparison.versus if v.told_apart]  # fmt: skip
-    lost = [key for key in alone if key not in together or not together[key].told_apart]
-    found = [key for key, v in together.items() if v.told_apart and key not in alone]
-    pairs = next(iter(together.values())).pairs
-    left = len(alone) - len(lost)
+    alone = [
+        (r.name, figure, v.name) for r in compared for figure, c in r.figures.items() for v in c.versus if v.told_apart
+    ]
+    remain = {(regime, figure, v.name) for regime, figure, v in together if v.told_apart}
+    lost = [key for key in alone if key not in remain]
+    pairs, left = together[0][2].pairs, len(alone) - len(lost)
+    not_those = f"; not those of {_listed(lost)}" if lost else ""
     yield (
         f"Corrected for all {len(together)} comparisons of both figures in {_names(compared)} at once (those equal to "
-        f"the last bit aside), over the {pairs} pairs that they share, {left} of {len(alone)} verdicts remain"
-        + (f"; not those of {_listed(lost)}" if lost else "")
-        + (f"; {_listed(found)} would have one" if found else "")
-        + "."
+        f"the last bit aside), over the {pairs} pairs that they share, {left} of {len(alone)} verdicts "
+        f"remain{not_those}."
     )
     yield ""
 
