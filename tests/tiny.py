@@ -15,6 +15,8 @@ import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
+from trew.models.loading import apply_cap
+
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -99,6 +101,7 @@ def model(kind: str = "llama", *, seed: int = 0, **overrides: Any) -> Any:
         torch.manual_seed(seed)
         result = AutoModelForCausalLM.from_config(config(kind, **overrides), dtype=torch.float32)
     result.generation_config = GenerationConfig()
+    apply_cap(result)
     return result.eval()
 
 

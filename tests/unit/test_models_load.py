@@ -36,6 +36,19 @@ def test_a_model_loads_as_it_was_saved(tmp_path, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+def test_a_cap_of_attention_scores_is_applied_whatever_transformers_chooses(tmp_path, monkeypatch):
+    """transformers 5.17 chooses sdpa for Gemma 2, which leaves the cap out."""
+    folder, read = tiny.save(tmp_path / "m", "gemma2"), AutoModelForCausalLM.from_pretrained
+
+    def with_sdpa(*args, **options):
+        model, info = read(*args, **options)
+        model.config._attn_implementation_internal = "sdpa"
+        return model, info
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", with_sdpa)
+    assert loading.load_model(str(folder)).config._attn_implementation == "eager"
+
+
 def test_weights_are_float32_whatever_they_were(tmp_path):
     tiny.model().to(torch.bfloat16).save_pretrained(tmp_path)
     assert {p.dtype for p in loading.load_model(str(tmp_path)).parameters()} == {torch.float32}

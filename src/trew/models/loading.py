@@ -245,6 +245,7 @@ def load_model(name: str, *, device: str = "cpu", dtype: str = "float32", quanti
     model, info = loaded
     _refuse_incomplete(name, info, want="a complete causal language model")
     _refuse_damage(name)
+    apply_cap(model)
     return model.eval() if placed else model.to(device).eval()
 
 
@@ -290,7 +291,15 @@ def load_scorer(name: str, *, device: str = "cpu", dtype: str = "float32", new_h
         info = _with_zero_head(model, info)
     _refuse_incomplete(name, info, want="a complete one; trew train-reward makes a reward model of a language model")
     _refuse_damage(name)
+    apply_cap(model)
     return model.to(device).eval()
+
+
+def apply_cap(model: PreTrainedModel) -> None:
+    """Selects the attention that caps scores where the model has a cap (Gemma 2): ``sdpa``, which some versions of
+    transformers choose by default, leaves it out, so that log-probs would be those of another model."""
+    if getattr(model.config, "attn_logit_softcapping", None) and model.config._attn_implementation == "sdpa":
+        model.set_attn_implementation("eager")
 
 
 def _with_zero_head(model: PreTrainedModel, info: Mapping[str, Any]) -> dict[str, Any]:
