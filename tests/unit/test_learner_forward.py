@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import warnings
 
+import numpy as np
 import pytest
 import torch
 
 import learner_help as help
 import tiny
 from trew.learner import attention
-from trew.learner.autograd import AutogradRunner
+from trew.learner.autograd import COMPARED, AutogradRunner, first_samples
 from trew.learner.path import ExecutionPath
+from trew.types import TrainingSample
 
 
 def by_sample(forward: AutogradRunner, items, method) -> dict[int, torch.Tensor]:
@@ -83,13 +85,13 @@ def test_a_window_shorter_than_a_sequence_falls_back_to_plain_rows(kind):
 
 
 def test_packed_rows_that_come_out_wrong_are_found_on_the_first_samples(monkeypatch):
-    right = attention.plan
+    right = attention.blocks
 
     def wrong(segments, **where):
         """An architecture that does not see the whole prefix."""
         return right([dataclasses.replace(s, prefix_length=max(s.prefix_length - 1, 0)) for s in segments], **where)
 
-    monkeypatch.setattr(attention, "plan", wrong)
+    monkeypatch.setattr(attention, "blocks", wrong)
     net, items = help.model(), help.samples()
     forward = help.runner(net)
     with pytest.warns(UserWarning, match="packed rows' log-probs differ by"):
@@ -140,3 +142,22 @@ def test_bfloat16_autocast_is_close_to_float32(share):
     assert 0 < difference.abs().max() < 0.2
     assert difference.abs().mean() < 0.03
     assert all(p.dtype == torch.float32 for p in net.parameters())
+
+
+def test_long_samples_are_compared_in_part():
+    """All logits of a few long sequences, in float32, can be more than the memory that the step itself takes."""
+    net, long = help.model(), 3 * COMPARED
+    prompt = np.arange(long) % 200
+    plain = [TrainingSample(prompt, np.arange(long) % 190 + i, 0) for i in range(2)]
+    late = np.arange(long) == long - 5
+    episode = TrainingSample(prompt[:7], np.arange(long) % 190, 1, late)
+    few = first_samples(net, [*plain, episode], None)
+    assert [len(sample.prompt_ids) for sample in few] == [COMPARED, COMPARED, 7]
+    assert [len(sample.token_ids) for sample in few] == [COMPARED, COMPARED, long - 4]
+    assert [len(sample.predicted) for sample in few] == [COMPARED, COMPARED, 1]
+    assert few[0].prompt_ids.tolist() == prompt[-COMPARED:].tolist()  # next to the completion
+    short = help.samples()
+    assert all(
+        np.array_equal(a.token_ids, b.token_ids)
+        for a, b in zip(first_samples(net, short[:2], None), short, strict=False)
+    )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import learner_help as help
 from trew.errors import EngineError
-from trew.learner.attention import plan
+from trew.learner.attention import blocks
 from trew.learner.packing import check_samples, pack_plain, pack_shared
 from trew.types import TrainingSample
 
@@ -134,11 +134,11 @@ def test_padding_inside_attention_stays_below_a_factor_of_two_per_side():
     rng = np.random.default_rng(0)
     items = help.samples([(int(rng.integers(1, 60)), rng.integers(1, 200, 6).tolist()) for _ in range(5)])
     (pack,) = pack_shared(items, budget=1 << 20)
-    blocks = plan(pack.segments).blocks
+    found = blocks(pack.segments).blocks
     fed = pack.input_ids.size
-    assert sum(b.queries.numel() for b in blocks) < 2 * fed
+    assert sum(b.queries.numel() for b in found) < 2 * fed
     needed = sum(s.length * (s.length + s.prefix_length) for s in pack.segments)
-    assert sum(b.visible.numel() for b in blocks) < 4 * needed
+    assert sum(b.visible.numel() for b in found) < 4 * needed
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
 """Attention over a packed row: every segment sees its prefix and its own past, nothing else.
 
-A dense mask over the row would cost T x T. Instead queries, keys and values are gathered into a few rectangular blocks
-of segments with similar lengths; each block is one ordinary attention call (the model's own: sdpa or eager), and the
-outputs are scattered back to the row. Padding exists only inside the blocks.
+A dense mask over the row would cost T x T. On a GPU in half precision, FlashAttention takes segments of any lengths:
+only each segment's keys and values are gathered, behind those of its prefix. Elsewhere queries, keys and values are
+gathered into a few rectangular blocks of segments with similar lengths; each block is one ordinary attention call (the
+model's own: sdpa or eager), and the outputs are scattered back to the row. Padding exists only inside the blocks.
 
 The function is registered with transformers under :data:`NAME` and active only inside :func:`shared_prefix`, which
 must therefore enclose the backward pass too: activation checkpointing calls it again there.
@@ -10,6 +11,7 @@ must therefore enclose the backward pass too: activation checkpointing calls it 
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -21,12 +23,18 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from .packing import Segment
 
 NAME = "trew_shared_prefix"
+CAUSAL: dict[str, Any] = (
+    {"window_size": (-1, 0)} if "window_size" in inspect.signature(varlen_attn).parameters else {"is_causal": True}
+)
+"""How torch's varlen_attn is told that a segment's last query sees all its keys, the one before all but the last, ...;
+torch 2.10 has a flag for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +56,71 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class BlockPlan:
+class Blocks:
     """The blocks of a packed row and, for each of its T tokens, the index of its output among theirs."""
 
     blocks: tuple[Block, ...]
     places: Int[Tensor, "T"]
 
 
-def plan(segments: Sequence[Segment], *, device: torch.device | str = "cpu") -> BlockPlan:
+@dataclass(frozen=True, slots=True)
+class Ragged:
+    """The segments of a packed row, N1 - 1, in order, without padding: segment n has the queries ``query_starts[n]``
+    to ``query_starts[n + 1]`` of the row, and the keys ``key_starts[n]`` to ``key_starts[n + 1]`` of the K in ``keys``
+    (indices into the row): those of its prefix and then its own. Its last query sees all of them."""
+
+    keys: Int[Tensor, "K"]
+    query_starts: Int[Tensor, "N1"]
+    key_starts: Int[Tensor, "N1"]
+    longest_query: int
+    longest_key: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the segments of a packed row attend; each form is made when a layer first asks for it."""
+
+    segments: tuple[Segment, ...]
+    device: torch.device | str = "cpu"
+    flash: bool = True  # FlashAttention where torch has a kernel for the heads
+
+    @functools.cached_property
+    def blocks(self) -> Blocks:
+        return blocks(self.segments, device=self.device)
+
+    @functools.cached_property
+    def ragged(self) -> Ragged:
+        return ragged(self.segments, device=self.device)
+
+
+def ragged(segments: Sequence[Segment], *, device: torch.device | str = "cpu") -> Ragged:
+    """
+    >>> r = ragged([Segment(0, 3), Segment(3, 2, 0, 3), Segment(5, 1, 0, 3)])
+    >>> r.query_starts.tolist(), r.key_starts.tolist(), r.keys.tolist()
+    ([0, 3, 5, 6], [0, 3, 8, 12], [0, 1, 2, 0, 1, 2, 3, 4, 0, 1, 2, 5])
+    """
+    order = sorted(segments, key=lambda s: s.start)
+    lengths = np.array([s.length for s in order])
+    starts = np.concatenate([[0], lengths.cumsum()])
+    assert [s.start for s in order] == starts[:-1].tolist(), "segments must cover the row"
+    key_lengths = lengths + [s.prefix_length for s in order]
+    ranges = [((s.prefix_start, s.prefix_length), (s.start, s.length)) for s in order]
+    keys = np.concatenate([np.arange(first, first + count) for pair in ranges for first, count in pair])
+
+    def there(values: np.ndarray, dtype: torch.dtype) -> Tensor:
+        return torch.as_tensor(values, dtype=dtype, device=device)
+
+    return Ragged(
+        keys=there(keys, torch.int64), query_starts=there(starts, torch.int32),
+        key_starts=there(np.concatenate([[0], key_lengths.cumsum()]), torch.int32),
+        longest_query=int(lengths.max()), longest_key=int(key_lengths.max()),
+    )  # fmt: skip
+
+
+def blocks(segments: Sequence[Segment], *, device: torch.device | str = "cpu") -> Blocks:
     """Groups segments into blocks by the next power of two of length and prefix length: padding stays below 2x.
 
-    >>> p = plan([Segment(0, 3), Segment(3, 2, 0, 3), Segment(5, 1, 0, 3)])
+    >>> p = blocks([Segment(0, 3), Segment(3, 2, 0, 3), Segment(5, 1, 0, 3)])
     >>> [tuple(b.visible.shape) for b in p.blocks], p.places.tolist()
     ([(1, 1, 3, 3), (1, 1, 2, 5), (1, 1, 1, 4)], [0, 1, 2, 3, 4, 5])
     """
@@ -66,7 +128,7 @@ def plan(segments: Sequence[Segment], *, device: torch.device | str = "cpu") -> 
     for s in segments:
         # (-1).bit_length() is 1: a segment without a prefix shares its bucket with prefixes of 2 tokens.
         buckets.setdefault(((s.length - 1).bit_length(), (s.prefix_length - 1).bit_length()), []).append(s)
-    blocks = []
+    found = []
     places = np.empty(sum(s.length for s in segments), dtype=np.int64)
     offset = 0
     for members in buckets.values():
@@ -83,7 +145,7 @@ def plan(segments: Sequence[Segment], *, device: torch.device | str = "cpu") -> 
         # padded queries too: a row of scores that is masked throughout has no valid softmax.
         causal = np.broadcast_to(np.tril(np.ones((width, width), dtype=bool)), (len(members), width, width))
         prefix_visible = np.broadcast_to(in_prefix[:, None], (len(members), width, prefix))
-        blocks.append(
+        found.append(
             Block(
                 queries=torch.as_tensor(queries, device=device),
                 keys=torch.as_tensor(np.concatenate([prefix_keys, queries], axis=1), device=device),
@@ -93,7 +155,7 @@ def plan(segments: Sequence[Segment], *, device: torch.device | str = "cpu") -> 
         # The blocks' outputs will be concatenated with their padding; real tokens point to their row in that.
         places[queries[inside]] = (offset + np.arange(inside.size).reshape(inside.shape))[inside]
         offset += inside.size
-    return BlockPlan(tuple(blocks), torch.as_tensor(places, device=device))
+    return Blocks(tuple(found), torch.as_tensor(places, device=device))
 
 
 @dataclass(slots=True)
@@ -101,7 +163,7 @@ class _Active:
     """The plan in use, set by :func:`shared_prefix`. A global, since transformers calls the registered function with
     its own arguments only; one at a time."""
 
-    plan: BlockPlan | None = None
+    plan: Plan | None = None
     eager: bool = False
 
 
@@ -122,7 +184,48 @@ def attend(
     plan = _active.plan
     assert plan is not None, "attention of packed rows outside shared_prefix()"
     assert query.shape[0] == 1
-    assert query.shape[2] == len(plan.places)
+    assert query.shape[2] == sum(s.length for s in plan.segments)
+    if plan.flash and not _active.eager and flash_takes(query, key, value):
+        return _by_ragged(query, key, value, plan.ragged, kwargs.get("scaling")), None
+    return _by_blocks(module, query, key, value, plan.blocks, kwargs), None
+
+
+def flash_for(device: torch.device, dtype: torch.dtype | None) -> bool:
+    """Whether torch has FlashAttention here: in half precision, on GPUs of compute capability 8 (Ampere) or more."""
+    return (
+        device.type == "cuda" and dtype in (torch.bfloat16, torch.float16) and torch.version.cuda is not None
+        and torch.cuda.get_device_capability(device) >= (8, 0)
+    )  # fmt: skip
+
+
+def flash_takes(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether it has a kernel for such heads. Under autocast, values alone have its type already."""
+    size = value.shape[-1]
+    return flash_for(value.device, value.dtype) and query.shape[-1] == key.shape[-1] == size <= 256 and size % 8 == 0
+
+
+def _by_ragged(
+    query: Float[Tensor, "1 H T D"], key: Float[Tensor, "1 h T D"], value: Float[Tensor, "1 h T D"], plan: Ragged,
+    scale: float | None,
+) -> Float[Tensor, "1 T H D"]:  # fmt: skip
+    groups = query.shape[1] // key.shape[1]
+
+    def rows(x: Tensor) -> Float[Tensor, "K H D"]:  # each head of keys and values serves several of queries
+        x = x[0].transpose(0, 1).to(value.dtype).index_select(0, plan.keys)
+        return x.repeat_interleave(groups, dim=1) if groups > 1 else x
+
+    out = varlen_attn(
+        query[0].transpose(0, 1).to(value.dtype), rows(key), rows(value), plan.query_starts, plan.key_starts,
+        plan.longest_query, plan.longest_key, scale=scale, **CAUSAL,
+    )  # fmt: skip
+    assert isinstance(out, Tensor)
+    return out[None]
+
+
+def _by_blocks(
+    module: torch.nn.Module, query: Float[Tensor, "1 H T D"], key: Float[Tensor, "1 h T D"],
+    value: Float[Tensor, "1 h T D"], plan: Blocks, kwargs: dict[str, Any],
+) -> Float[Tensor, "1 T H D"]:  # fmt: skip
     inner = eager_attention(module) if _active.eager else sdpa_attention_forward
     assert inner is not None
     dtype = value.dtype
@@ -137,7 +240,7 @@ def attend(
             k, v = _gather(key, block.keys), _gather(value, block.keys)
             outputs.append(inner(module, q, k, v, block.bias(q.dtype), **kwargs)[0].flatten(0, 1))
     # index_select both drops the padding's outputs and restores the order of the row; its backward adds.
-    return torch.cat(outputs).index_select(0, plan.places)[None].to(dtype), None
+    return torch.cat(outputs).index_select(0, plan.places)[None].to(dtype)
 
 
 def _gather(x: Float[Tensor, "1 H T D"], index: Int[Tensor, "B Q"]) -> Float[Tensor, "B H Q D"]:
@@ -187,7 +290,7 @@ def _configs(model: PreTrainedModel) -> list[Any]:
 
 
 @contextmanager
-def shared_prefix(model: PreTrainedModel, plan: BlockPlan) -> Iterator[None]:
+def shared_prefix(model: PreTrainedModel, plan: Plan) -> Iterator[None]:
     """Makes ``model`` attend by ``plan`` inside the block and restores its own attention afterwards."""
     before = [(config, config._attn_implementation) for config in _configs(model)]
     _active.plan, _active.eager = plan, model.config._attn_implementation == "eager"

@@ -42,6 +42,9 @@ from .token_values import TokenValues
 TOLERANCE = 1e-3
 """Largest difference in nats between two ways, both computed in float32, that still counts as rounding."""
 
+COMPARED = 512
+"""Tokens of a prompt, and of a completion, with which two ways are compared."""
+
 Products = Callable[[PreTrainedModel], AbstractContextManager[None]]
 """Replaces the code of a model's linear layers, forward and backward, inside the block."""
 
@@ -72,6 +75,7 @@ class AutogradRunner(TokenValues):
         self._accelerator = self.settings.accelerator
         self._unshared = attention.unsupported(model) if self.settings.share_prompts else None
         self._shares = self.settings.share_prompts and self._unshared is None
+        self._flash = self.settings.flash
 
     @property
     def device(self) -> torch.device:
@@ -86,7 +90,7 @@ class AutogradRunner(TokenValues):
         chosen = with_tokens(self.model, samples, among)
         if not self.verified:
             self._verify(samples, chosen)
-        shared = self._shares and not self._beyond_window(samples, chosen)
+        shared = self._shares and not self._beyond_window([samples[i] for i in chosen])
         pack = pack_shared if shared else pack_plain
         return pack(samples, budget=self.settings.budget, among=chosen, ranks=self.settings.ranks)
 
@@ -175,7 +179,7 @@ class AutogradRunner(TokenValues):
         """Sets the model up for a pack: its attention, products and accelerator."""
         with ExitStack() as stack:
             if pack.mask is None:
-                plan = attention.plan(pack.segments, device=self.device)
+                plan = attention.Plan(pack.segments, self.device, flash=self._flash)
                 stack.enter_context(attention.shared_prefix(self.model, plan))
             if self.settings.autocast is None:
                 stack.enter_context(in_float32(self.model))
@@ -216,12 +220,12 @@ class AutogradRunner(TokenValues):
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.as_tensor(array, device=self.device)
 
-    def _beyond_window(self, samples: Sequence[TrainingSample], chosen: Sequence[int]) -> bool:
+    def _beyond_window(self, samples: Sequence[TrainingSample]) -> bool:
         """Whether a sequence is longer than a sliding window of the model: attention over packed rows ignores windows.
 
         Decided from these samples alone: if earlier ones had a say, a resumed run would differ."""
         window = attention.window(self.model)
-        longest = max((len(samples[i].prompt_ids) + len(samples[i].token_ids) for i in chosen), default=0)
+        longest = max((len(sample.prompt_ids) + len(sample.token_ids) for sample in samples), default=0)
         if window is None or longest <= window:
             return False
         self._say_unshared(f"its attention window of {window} tokens is shorter than some sequences")
@@ -233,37 +237,50 @@ class AutogradRunner(TokenValues):
         """Compares each shortcut with the model's own forward on plain rows, and drops those that differ."""
         if self._unshared is not None:
             self._say_unshared(self._unshared)
-        few = _first(samples, chosen)  # few: the reference makes logits of all tokens, in float32
+        few = _first(samples, chosen)
         if not few or self.path == ExecutionPath():
             return
         # One shortcut at a time, each on top of those that passed, so that a mismatch names its cause.
-        want = by_sample(self.exact(), samples, few)
-        shared = self._shares and not self._beyond_window(samples, few)
+        want = by_sample(self.exact(), few)
+        shared = self._shares and not self._beyond_window(few)
         if self._head is not None:
             alone = self._choice(
                 "logits are made for all tokens at once", subject="the fused head", remedy="kernels = 'plain'",
                 candidate=self._like(share_prompts=False),
             )  # fmt: skip
-            if not alone.compare(lambda runner: by_sample(runner, samples, few), want, tolerance=TOLERANCE):
+            if not alone.compare(lambda runner: by_sample(runner, few), want, tolerance=TOLERANCE):
                 self._head = None
         if shared:
             packed = self._choice(
                 "prompts are computed once per completion", subject="packed rows",
                 remedy="learner.share_prompts = false", candidate=self._like(fused=self._head is not None),
             )  # fmt: skip
-            self._shares = packed.compare(lambda runner: by_sample(runner, samples, few), want, tolerance=TOLERANCE)
+            self._shares = packed.compare(lambda runner: by_sample(runner, few), want, tolerance=TOLERANCE)
+            if self._shares and self._flash and attention.flash_for(self.device, self.settings.autocast):
+                self._verify_flash(few, want)
         if self._accelerator is not None:
-            self._verify_accelerator(self._accelerator, samples, few)
+            self._verify_accelerator(self._accelerator, few)
         # One sample has no prompt to share, and NaN weights match anything: not verified yet, the next samples decide.
         # The learner reports NaN itself.
         self.verified = len(few) > 1 and not bool(want.isnan().any())
 
-    def _verify_accelerator(
-        self, accelerator: LayerAccelerator, samples: Sequence[TrainingSample], few: Sequence[int]
-    ) -> None:  # fmt: skip
+    def _verify_flash(self, few: Sequence[TrainingSample], want: Tensor) -> None:
+        """Compares how far FlashAttention and blocks, both in half precision, are from float32 on average."""
+        low = {"autocast": self.settings.autocast, "fused": self._head is not None}
+        blocks = _mean_difference(by_sample(self._like(**low, flash=False), few), want)
+        choice = self._choice(
+            "attention of packed rows is computed by blocks", subject="FlashAttention",
+            remedy="learner.dtype = 'float32'", candidate=self._like(**low),
+        )  # fmt: skip
+        self._flash = choice.compare(
+            lambda runner: by_sample(runner, few), want, tolerance=2 * float(blocks) + TOLERANCE,
+            distance=_mean_difference,
+        )  # fmt: skip
+
+    def _verify_accelerator(self, accelerator: LayerAccelerator, few: Sequence[TrainingSample]) -> None:
         """Compares log-probs, and the gradient that has passed through all layers: third-party kernels and generated
         code may be right in the forward pass and wrong in the backward pass."""
-        shared = self._shares and not self._beyond_window(samples, few)
+        shared = self._shares and not self._beyond_window(few)
         plain = self._like(share_prompts=shared, fused=self._head is not None)
         choice = self._choice(
             "its layers run as they are", subject=accelerator.what, remedy=f"learner.{accelerator.key} = false",
@@ -272,11 +289,9 @@ class AutogradRunner(TokenValues):
         # Its errors come as they are, so that compare() takes them for a mismatch.
         accelerator.trial = True
         try:
-            same = choice.compare(
-                lambda runner: by_sample(runner, samples, few), by_sample(plain, samples, few), tolerance=TOLERANCE
-            )
+            same = choice.compare(lambda runner: by_sample(runner, few), by_sample(plain, few), tolerance=TOLERANCE)
             if same and (weight := self._first_trained()) is not None:
-                (pack, *_) = plain.packs(samples, among=few)
+                (pack, *_) = plain.packs(few)
                 want = _slope(plain, pack, weight)
                 choice.compare(
                     lambda runner: _slope(runner, pack, weight), want, tolerance=TOLERANCE, what="gradients",
@@ -348,24 +363,37 @@ def with_tokens(model: PreTrainedModel, samples: Sequence[TrainingSample], among
     return [i for i in (range(len(samples)) if among is None else among) if len(samples[i].predicted)]
 
 
-def first_samples(model: PreTrainedModel, samples: Sequence[TrainingSample], among: Sequence[int] | None) -> list[int]:
+def first_samples(
+    model: PreTrainedModel, samples: Sequence[TrainingSample], among: Sequence[int] | None
+) -> list[TrainingSample]:  # fmt: skip
     """The samples to compare: the first two completions of the first two groups, so that a pack holds both a shared
-    prompt and a neighbour from another group."""
+    prompt and a neighbour from another group. Of longer ones, the last COMPARED tokens of the prompt and the first
+    COMPARED of the completion: the reference makes logits of all tokens in float32, and attends in float32."""
     return _first(samples, with_tokens(model, samples, among))
 
 
-def _first(samples: Sequence[TrainingSample], chosen: Sequence[int]) -> list[int]:
+def _first(samples: Sequence[TrainingSample], chosen: Sequence[int]) -> list[TrainingSample]:
     groups = list(dict.fromkeys(samples[i].group for i in chosen))[:2]
-    return [i for group in groups for i in [j for j in chosen if samples[j].group == group][:2]]
+    few = [i for group in groups for i in [j for j in chosen if samples[j].group == group][:2]]
+    return [_shortened(samples[i]) for i in few]
 
 
-def by_sample(runner: ModelRunner, samples: Sequence[TrainingSample], few: Sequence[int]) -> Tensor:
-    """Log-probs of the samples ``few``, concatenated in that order, whatever packs they are in."""
+def _shortened(sample: TrainingSample) -> TrainingSample:
+    count = max(COMPARED, int(sample.predicted[0]) + 1)  # a token that is predicted stays
+    return replace(sample.first(count), prompt_ids=sample.prompt_ids[-COMPARED:])
+
+
+def by_sample(runner: ModelRunner, samples: Sequence[TrainingSample]) -> Tensor:
+    """Log-probs of the samples, concatenated in their order, whatever packs they are in."""
     parts = {}
-    for pack in runner.packs(samples, among=few):
+    for pack in runner.packs(samples):
         lengths = [len(samples[i].predicted) for i in pack.samples]
         parts |= dict(zip(pack.samples, runner.logprobs_of(pack).split(lengths), strict=True))
-    return torch.cat([parts[i] for i in few])
+    return torch.cat([parts[i] for i in range(len(samples))])
+
+
+def _mean_difference(got: Tensor, want: Tensor) -> Tensor:
+    return torch.where(want.isfinite(), got - want, 0.0).abs().mean()
 
 
 def _slope(runner: AutogradRunner, pack: Pack, weight: Tensor) -> Tensor:

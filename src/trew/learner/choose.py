@@ -73,8 +73,8 @@ class VerifiedRunner:
         few = first_samples(self.model, samples, among)
         if not few:
             return
-        want = by_sample(self._plain.exact(), samples, few)
-        self._choice.compare(lambda runner: by_sample(runner.exact(), samples, few), want, tolerance=TOLERANCE)
+        want = by_sample(self._plain.exact(), few)
+        self._choice.compare(lambda runner: by_sample(runner.exact(), few), want, tolerance=TOLERANCE)
         # One sample has no prompt to share, and NaN weights match anything: compare again on the next samples then.
         self._compared = self._choice.refused or (len(few) > 1 and not bool(want.isnan().any()))
 

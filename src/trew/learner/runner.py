@@ -26,6 +26,7 @@ class RunnerSettings:
     share_prompts: bool = True  # compute a group's prompt once instead of once per completion
     fused: bool = True  # compute the head chunk by chunk, without logits for all tokens
     autocast: torch.dtype | None = None  # dtype of products; None = float32
+    flash: bool = True  # FlashAttention for packed rows, on a GPU in half precision
     gradient_checkpointing: bool = False
     accelerator: LayerAccelerator | None = None  # for the layers of the model's own forward
     release_after_use: bool = False  # weights are read once per step: pages backed by files may be released
