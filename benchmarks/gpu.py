@@ -65,7 +65,7 @@ def main() -> None:
         sys.exit(f"--only: got {', '.join(sorted(unknown))}, accepts {', '.join(known)}")
     found: dict[str, Any] = {
         "what": "trew on one GPU (benchmarks/gpu.py)", "date": datetime.date.today().isoformat(), "dry": args.dry,
-        **here, "parts": {},
+        **here, "parts": kept(args.json, here) if args.keep else {},
     }  # fmt: skip
     for name in args.only or known:
         left = args.limit - (time.monotonic() - began)
@@ -89,6 +89,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--carried", type=Path, default=carried.FOLDER, help="where make gpu-wheels put its files")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "gpu-work", help="for what is unpacked and run")
     parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument(
+        "--keep", action="store_true", help="parts that the file has and that do not run now stay in it"
+    )
     args = parser.parse_args()
     args.limit = args.limit or (10 if args.dry else 1) * LIMIT_S
     args.json = args.json or (args.work / "dry.json" if args.dry else HERE / "results" / "gpu.json")
@@ -117,6 +120,18 @@ def prepare(env: dict[str, str], tiny: Path | None) -> dict[str, Any]:
     if done.returncode:
         refuse(f"torch, transformers and trew cannot be imported: {last_lines(done.stderr, 1)}")
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def kept(path: Path, here: dict[str, Any]) -> dict[str, Any]:
+    """The parts that an earlier call wrote, of the same GPU and versions alone."""
+    earlier = read_json(path) if path.exists() else {"parts": {}}
+    if earlier["parts"] and where(earlier) != where(here):
+        refuse(f"--keep: {path} has parts of another GPU or other versions; leave --keep out, or give another --json")
+    return earlier["parts"]
+
+
+def where(found: dict[str, Any]) -> tuple[str | None, dict[str, str]]:
+    return found["gpu"] and found["gpu"]["name"], found["versions"]
 
 
 def refuse_without_gpu(here: dict[str, Any]) -> None:
@@ -164,7 +179,11 @@ def parts(work: Path, *, dry: bool, trl: bool) -> dict[str, Part]:
             told=lambda found: f"trew plan is {100 * found['largest_error']:.0f} % off at most, over "
             f"{len(found['rows'])} settings",
             command=script("plan.py", "memory.json", "--only",
-                           *(["tiny"] if dry else ["135 M", "135 M, bfloat16", "0.5 B, bfloat16"])),
+                           *(["tiny"] if dry else ["135 M", "0.5 B, bfloat16"])),
+        ),
+        "learner": Part(
+            limit_s=120, result=work / "learner.json", read=read_json, told=told_learner,
+            command=script("long_gpu.py", "learner.json", *(["--small"] if dry else [])),
         ),
         "step": Part(
             limit_s=180, result=work / "step.json", read=read_json, told=told_step,
@@ -211,6 +230,12 @@ def told_decode(found: dict[str, Any]) -> str:
     rows = (f"{name} {1e3 * row['seconds']:.2f} ms = {row['over_floor']:.1f} x floor"
             for name, row in found["decoding"]["by"].items())  # fmt: skip
     return f"a token: {', '.join(rows)}; training at {found['training']['share']:.0%} of the products' rate"
+
+
+def told_learner(found: dict[str, Any]) -> str:
+    rates = (f"{row['tokens_per_second']:,.0f} tokens/s = {row['over_peer']:.2f} x {found['peer']['name']}'s"
+             for row in found["rows"])  # fmt: skip
+    return f"rows of {found['tokens']:,}: {'; layers kept: '.join(rates)}"
 
 
 def told_step(found: dict[str, Any]) -> str:

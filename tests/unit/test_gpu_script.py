@@ -53,7 +53,8 @@ def test_a_run_in_small(module, monkeypatch, capsys, tmp_path):  # noqa: F811
 
     monkeypatch.setattr(gpu, "prepare", prepare)
     monkeypatch.setattr(gpu, "ended", forked)
-    monkeypatch.setattr(sys, "argv", ["gpu.py", "--dry", "--only", "run", "--work", str(tmp_path)])
+    here = ["--work", str(tmp_path), "--carried", str(tmp_path / "nothing")]
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--dry", "--only", "run", *here])
     with pytest.raises(SystemExit) as left:
         gpu.main()
     found = json.loads((tmp_path / "dry.json").read_text())
