@@ -43,49 +43,38 @@ class ModelRunner(Protocol):
     @property
     def messages(self) -> list[str]:
         """Notes for the user, each of them also given as a warning."""
-        ...
 
     @property
     def path(self) -> ExecutionPath:
         """The execution path, as far as it is decided."""
-        ...
 
     @property
     def verified(self) -> bool:
         """Whether the path is decided, which needs the first samples."""
-        ...
 
     def packs(self, samples: Sequence[TrainingSample], *, among: Sequence[int] | None = None) -> list[Pack]:
         """The packs for all completion tokens (of ``among``); decides the path where the samples allow it."""
-        ...
 
     def logprobs_of(self, pack: Pack) -> Float[torch.Tensor, "n"]:
         """Log-probs of the pack's n completion tokens, float32 on the model's device, without gradient."""
-        ...
 
     def values_of(self, pack: Pack, beside: Beside) -> tuple[Float[torch.Tensor, "n"], Float[torch.Tensor, "n"]]:
         """The same, and the entropies of the tokens' distributions or the score norms of the tokens."""
-        ...
 
     def accumulate(
         self, pack: Pack, rule: LossCallback, *, entropies: bool = False, lengths: Sequence[int] | None = None
     ) -> None:
         """Adds the gradient of a loss to ``grad``. ``rule`` returns its derivatives by log-probs and, with
         ``entropies``, by entropies, for a few tokens at a time; sequences of ``lengths`` are never split."""
-        ...
 
     def idle(self, *, gradient: bool) -> None:
         """Takes part in a pass of other ranks without a pack; a no-op unless weights are sharded over ranks."""
-        ...
 
     def sees_whole(self, lengths: Sequence[int]) -> bool:
         """Whether a rule can see sequences of these lengths whole without much memory."""
-        ...
 
     def release(self) -> None:
         """Frees memory that is not needed until the next pass."""
-        ...
 
     def exact(self) -> ModelRunner:
         """The same code in float32, taken as verified, for the comparison in :mod:`.choose`."""
-        ...
