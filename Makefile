@@ -171,9 +171,9 @@ performance: $(VENV)/.installed .venv-trl/.installed .venv-vllm/.installed
 	$(BIN)/python benchmarks/figures.py
 
 # Everything that wants a GPU, on a machine with one, by its own Python, PyTorch and transformers, without network:
-# benchmarks/results/gpu.json. DRY=1: the same on a CPU with tiny models. PARTS="tests run": some of them.
+# benchmarks/results/gpu.json. DRY=1: the same on a CPU with tiny models. PARTS="tests run": some of them; KEEP=1: beside those that the file has.
 gpu:
-	@$(PYTHON) benchmarks/gpu.py $(if $(DRY),--dry) $(if $(PARTS),--only $(PARTS)) $(if $(JSON),--json $(JSON))
+	@$(PYTHON) benchmarks/gpu.py $(if $(DRY),--dry) $(if $(PARTS),--only $(PARTS)) $(if $(KEEP),--keep) $(if $(JSON),--json $(JSON))
 
 # What that machine lacks, asked there; and, with network, the packages and weights to carry there, into build/gpu:
 # make gpu-wheels GPU_PYTHON=3.12 SKIP="numpy scipy pyarrow" WITH=trl PART_MIB=60

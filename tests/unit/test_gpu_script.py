@@ -76,7 +76,7 @@ def test_every_part_in_small(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "dry.json").read_text())["parts"]
     assert {name: row["outcome"] for name, row in found.items()} == dict.fromkeys(
-        ("tests", "run", "decode", "memory", "step"), "passed"
+        ("tests", "run", "decode", "memory", "learner", "step"), "passed"
     )
     assert found["tests"]["found"]["failed"] == 0
     assert found["memory"]["found"]["rows"]
@@ -92,6 +92,19 @@ def test_without_a_gpu_it_says_so(module, capsys):  # noqa: F811
         "no CUDA device: torch 2.13.0 sees none; run it on a machine with one, or with --dry (make gpu DRY=1) on a "
         "CPU\n"
     )
+
+
+def test_parts_of_an_earlier_call_stay_on_request(module, capsys, tmp_path):  # noqa: F811
+    gpu, here, file = module("gpu"), {"gpu": {"name": "x"}, "versions": {"torch": "2.13.0"}}, tmp_path / "gpu.json"
+    assert gpu.kept(file, here) == {}
+    file.write_text(
+        json.dumps({**here, "gpu": {"name": "x", "free_bytes": 7}, "parts": {"run": {"outcome": "passed"}}})
+    )
+    assert gpu.kept(file, here) == {"run": {"outcome": "passed"}}
+    for other in (here | {"gpu": {"name": "y"}}, here | {"versions": {"torch": "2.14.0"}}):
+        with pytest.raises(SystemExit, match="2"):
+            gpu.kept(file, other)
+        assert "has parts of another GPU or other versions; leave --keep out" in capsys.readouterr().err
 
 
 # ---- parts
