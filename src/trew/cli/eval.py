@@ -69,12 +69,13 @@ def eval(
         task: gsm8k, math, arithmetic, countdown, mbpp, humaneval, reasoning-gym:NAME, or prompts (rows with a prompt
             column); default: the recipe's, or gsm8k.
         data: File, folder or hub id with the prompts: a whole file, or a test split. Default: the task's own.
-        size: The most prompts to use, from the start; default: the recipe's, or 200.
+        size: The most prompts to use, from the start; default: the recipe's, or 200. A run is never evaluated on what
+            it was trained on: more than it held out are accepted from a file or test split of their own only.
         samples: Completions per prompt (k of avg@k and pass@k); default 1.
         temperature: 0 is greedy; default: 0 for one sample, 1 for several.
         max_tokens: The longest completion; default: the recipe's, or 256.
         batch: The most completions decoded at once; default 128.
-        seed: Seed of sampling and of generated problems; default 0.
+        seed: Seed of sampling; default: the recipe's, or 0. Without a run or recipe, also of generated problems.
         device: auto, cpu, mps, cuda or cuda:N.
         recipe: Take task, data, rewards and chat template from this recipe, or from config.toml of a run.
         set: key=value, overrides the recipe: --set data.args.mode=flexible
@@ -87,6 +88,7 @@ def eval(
         _check_run(run)
     _refuse_folder_of_runs(Path(model))
     config = _config(model, recipe, set)
+    trained = _trained(run, recipe, set)
     k = config.eval.samples if samples is None else samples
     if temperature is None and samples is not None:
         # Several samples need a temperature: greedy ones would be equal.
@@ -118,7 +120,7 @@ def eval(
 
     display = Display()
     # Everything is checked before weights are loaded; output files too, since hours lie between.
-    ready = prepare(config, files=(json, completions), bar=display.bar)
+    ready = prepare(config, trained=trained, files=(json, completions), bar=display.bar)
     result = measure(ready, display)
     show(display, ready, result)
     _write(ready, result, json=json, completions=completions, display=display)
@@ -134,6 +136,26 @@ def run_of(folder: Path) -> Path | None:
     return None
 
 
+@dataclass(frozen=True)
+class Trained:
+    """The settings that the model was trained with: those of its run or, where that is not known, of the recipe."""
+
+    config: Config
+    by_run: bool
+
+
+def _trained(run: Path | None, recipe: Path | None, overrides: tuple[str, ...]) -> Trained | None:
+    """What is known of the training of the model; ``run`` is its run, if it is one's. None without run and recipe."""
+    if run is None and recipe is not None and recipe.name == "config.toml":
+        run = run_of(recipe.parent)  # of a checkpoint that was exported, for example
+    if run is not None:
+        # Without what --set changes: it changes the evaluation, not what was trained on.
+        with contextlib.suppress(ConfigError):  # then a recipe was given instead
+            _check_recipe(run)
+            return Trained(load(run / "config.toml"), by_run=True)
+    return None if recipe is None else Trained(load(recipe, overrides), by_run=False)
+
+
 def _refuse_folder_of_runs(folder: Path) -> None:
     """Raises ConfigError for a folder that has runs in it, and is none itself."""
     if (folder / "config.json").is_file() or not folder.is_dir():
@@ -143,14 +165,19 @@ def _refuse_folder_of_runs(folder: Path) -> None:
         raise ConfigError(f"{folder}: is a folder of runs, and no run; name one: {some}")
 
 
-def _check_run(run: Path) -> None:
-    """Raises ConfigError if the run's recipe is not a regular file, or the run has no final weights."""
+def _check_recipe(run: Path) -> None:
+    """Raises ConfigError if the run's recipe is not a regular file."""
     from ..runs.report.safe_files import TEXT_BYTES, open_file
 
     try:
         open_file(run, "config.toml", most=TEXT_BYTES).close()
     except OSError as error:
         raise ConfigError(f"{run}/config.toml: {error.strerror}; give a recipe with --recipe FILE") from None
+
+
+def _check_run(run: Path) -> None:
+    """Raises ConfigError if the run's recipe is not a regular file, or the run has no final weights."""
+    _check_recipe(run)
     if not (run / "final").is_dir():
         raise ConfigError(
             f"{run}: has no final weights yet (folder final); let the run finish with --resume, or export its newest "
@@ -189,7 +216,9 @@ class Ready:
     episodes: EpisodePlan | None = None
 
 
-def prepare(config: Config, *, files: tuple[Path | None, ...] = (), bar: Bar | None = None) -> Ready:
+def prepare(
+    config: Config, *, trained: Trained | None = None, files: tuple[Path | None, ...] = (), bar: Bar | None = None
+) -> Ready:
     """Checks settings, data, model and output files; raises ConfigError with every problem at once."""
     from ..models import loading
     from ..rollout import Renderer
@@ -197,6 +226,8 @@ def prepare(config: Config, *, files: tuple[Path | None, ...] = (), bar: Bar | N
     from ..training.planning import correct_of
 
     limits.refuse(config)
+    if trained is not None:
+        limits.refuse(trained.config)  # as much is generated as that held out
     # ---- what needs no model and no data
     problems = Problems(validate(config))
     problems += [problem for file in files if file is not None for problem in _file_problems(file)]
@@ -205,7 +236,7 @@ def prepare(config: Config, *, files: tuple[Path | None, ...] = (), bar: Bar | N
     device = problems.attempt(lambda: loading.resolve_device(c.device))
     model_notes: list[str] = []
     tokenizer = _tokenizer(c, problems, notes=model_notes)
-    data = problems.attempt(lambda: _held_out(c))
+    data = problems.attempt(lambda: _held_out(c, trained))
     rewards = _rewards(c, data[1] if data else (), problems) if data or c.rewards else None
     # A missing part has left its problem in the list; the checks below need all parts.
     if device is None or data is None or rewards is None or tokenizer is None:
@@ -224,7 +255,7 @@ def prepare(config: Config, *, files: tuple[Path | None, ...] = (), bar: Bar | N
     return Ready(c, fitted, rewards, renderer, device, correct, tuple(notes), played)
 
 
-def _held_out(config: Config) -> Any:
+def _held_out(config: Config, trained: Trained | None) -> Any:
     """The prompts with their rewards and notes; rows of demonstrations have no rewards."""
     from ..data.load import check_task
     from ..data.tasks import TASKS
@@ -233,7 +264,14 @@ def _held_out(config: Config) -> Any:
     if not config.plays:
         for one in config.sets:
             check_task(one.task, [task for task in TASKS if task not in DEMONSTRATED])
-    return episodes.held_out(config)
+    if trained is None:
+        return episodes.held_out(config)
+    prompts, rewards, notes = episodes.held_out(config, trained=trained.config)
+    # The run has said itself what its own held-out prompts share with its training data.
+    own = config.sets == trained.config.sets and config.eval.size <= trained.config.eval.size
+    if trained.by_run and not own and not config.numbered:
+        notes = [*notes, *episodes.trained_on(prompts, trained.config)]
+    return prompts, rewards, notes
 
 
 def _checked_prompts(

@@ -46,16 +46,20 @@ def load_task(config: DataConfig, *, eval_size: int, seed: int) -> Dataset:
     return Dataset(train, evaluation, rewards, notes, fingerprint(train, evaluation))
 
 
-def load_eval(config: DataConfig, *, size: int, seed: int) -> tuple[list[Prompt], tuple[RewardConfig, ...], list[str]]:
+def load_eval(
+    config: DataConfig, *, size: int, seed: int, first: int | None = None
+) -> tuple[list[Prompt], tuple[RewardConfig, ...], list[str]]:
     """Loads only the evaluation prompts, with the task's rewards and notes: those that ``load_task`` holds out.
 
     To evaluate on a whole file, name it in ``config.eval``: with "auto", a training file without a test split next to
-    it gives only the rows that training with this seed does not see.
+    it gives only the rows that training with this size and seed does not see. ``first``: how many of them are wanted,
+    if not ``size``. Raises ConfigError for more than ``size``, unless they have a source of their own.
     """
     task = make_task(config)
     if task.makes(config.train):
+        _refuse_more(first, size)
         made, evaluation, _ = task.generate(eval_size=size, seed=seed)  # its notes concern training only
-        return evaluation, task.rewards(made), []
+        return evaluation[:first], task.rewards(made), []
     source = task.source(config.train)
     if config.eval != "auto":
         split = sources.read_eval(task.source(config.eval))
@@ -68,13 +72,24 @@ def load_eval(config: DataConfig, *, size: int, seed: int) -> tuple[list[Prompt]
         split = parts.get("test") or parts.get("validation")
         if split is None:
             # Prompts, size and seed as in training, and so the rows that it holds out.
+            _refuse_more(first, size)
             train, skipped = _prompts(task, whole, config)
             _, held, note = hold_out(train, size=size, seed=seed, source=source)
-            return held, task.rewards(train), [note, *skipped]
+            return held[:first], task.rewards(train), [note, *skipped]
     # whole(): a selection, as by data.args.levels, is of training rows.
     prompts, skipped = _prompts(task.whole(), split, config)
-    notes = [_eval_note(split.source, prompts, size), *skipped, *repeat_note(prompts[:size], "evaluation")]
-    return prompts[:size], task.rewards(prompts), notes
+    most = size if first is None else first
+    notes = [_eval_note(split.source, prompts, most), *skipped, *repeat_note(prompts[:most], "evaluation")]
+    return prompts[:most], task.rewards(prompts), notes
+
+
+def _refuse_more(first: int | None, size: int) -> None:
+    """Raises ConfigError if more prompts are wanted than are held out: the others are trained on."""
+    if first is not None and first > size:
+        raise ConfigError(
+            f"--size (eval.size): got {first}, but the recipe holds out {size} prompts and trains on the others, "
+            f"accepts at most {size}; lower it"
+        )
 
 
 def load_sets(sets: Sequence[SetConfig], *, eval_size: int, seed: int) -> Dataset:
@@ -102,10 +117,10 @@ def _overlap_notes(train: Mapping[str, Sequence[Prompt]], evaluation: Mapping[st
 
 
 def load_eval_of_sets(
-    sets: Sequence[SetConfig], *, size: int, seed: int
+    sets: Sequence[SetConfig], *, size: int, seed: int, first: int | None = None
 ) -> tuple[list[Prompt], tuple[RewardConfig, ...], list[str]]:
     """What :func:`load_eval` returns, of several data sets together."""
-    found = _of_each(sets, lambda one: load_eval(one, size=size, seed=seed))
+    found = _of_each(sets, lambda one: load_eval(one, size=size, seed=seed, first=first))
     prompts = [prompt for name, (held, _, _) in found.items() for prompt in _named(name, held)]
     notes = [f"{name}: {note}" for name, (_, _, notes) in found.items() for note in notes]
     return prompts, _rewards_of_sets({name: rewards for name, (_, rewards, _) in found.items()}), notes

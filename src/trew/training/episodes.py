@@ -11,11 +11,12 @@ from ..config import Config, EnvironmentConfig, RewardConfig
 from ..data import Dataset
 from ..data.episodes import numbered_episodes
 from ..data.load import load_eval, load_eval_of_sets, load_sets, load_task
+from ..data.split import overlap_note
 from ..env.hosts import Hosts
 from ..env.load import Spec
 from ..env.protocol import Say
 from ..env.tools import ToolFormat, recognised
-from ..errors import ConfigError
+from ..errors import ConfigError, TrewError
 from ..rollout.bridge import Bridges
 from ..rollout.chat import Renderer
 from ..rollout.endings import ModelFacts
@@ -72,13 +73,40 @@ def dataset(config: Config) -> Dataset:
     return load_task(config.data, eval_size=config.eval.size, seed=config.seed)
 
 
-def held_out(config: Config) -> tuple[list[Prompt], tuple[RewardConfig, ...], list[str]]:
-    """The prompts to evaluate on, with the task's rewards and notes."""
+def held_out(
+    config: Config, *, trained: Config | None = None
+) -> tuple[list[Prompt], tuple[RewardConfig, ...], list[str]]:
+    """The prompts to evaluate on, with the task's rewards and notes.
+
+    ``trained``: the settings that the model was trained with. Of data that both have, only what those hold out is
+    evaluated, whatever size and seed ``config`` has. Raises ConfigError where that is less than ``eval.size``.
+    """
     if config.numbered:
         return numbered_episodes(0, eval_size=config.eval.size).eval, (), []
+    size, seed, first = config.eval.size, config.seed, None
+    if trained is not None and _same_source(config, trained):
+        # Another size or seed would divide the same data in another way, and evaluate what was trained on.
+        size, seed, first = trained.eval.size, trained.seed, config.eval.size
     if isinstance(config.data, tuple):
-        return load_eval_of_sets(config.data, size=config.eval.size, seed=config.seed)
-    return load_eval(config.data, size=config.eval.size, seed=config.seed)
+        return load_eval_of_sets(config.data, size=size, seed=seed, first=first)
+    return load_eval(config.data, size=size, seed=seed, first=first)
+
+
+def _same_source(config: Config, trained: Config) -> bool:
+    """Whether prompts of both come from the same task or file."""
+    # A file may be read as another task; what is made, or the task's own set, differs by the task.
+    ours, theirs = ({one.train or f"task {one.task}" for one in own.sets} for own in (config, trained))
+    return not ours.isdisjoint(theirs)
+
+
+def trained_on(prompts: Sequence[Prompt], trained: Config) -> list[str]:
+    """A note on the prompts that a training with the settings ``trained`` had among its own; empty if there are none.
+    Says so where its data cannot be read."""
+    try:
+        return overlap_note(dataset(trained).train, prompts)
+    except TrewError as error:
+        reason = str(error).splitlines()[0]
+        return [f"whether the run was trained on these prompts is not known, as its data cannot be read: {reason}"]
 
 
 def rewards_of(config: Config, defaults: Sequence[RewardConfig]) -> tuple[RewardConfig, ...]:
