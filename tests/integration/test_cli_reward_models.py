@@ -245,6 +245,28 @@ def test_rounds_of_policy_and_reward_model(tmp_path):
     assert "iterate.replay: the run was started with 0.1, now it is 0.5" in said
 
 
+def test_rounds_with_dynamic_sampling_go_on_behind_all_prompts_that_were_drawn(tmp_path):
+    path = recipe(tmp_path, "", preset="dapo", more=ROUNDS)
+    # Half of the groups of two are equal: more prompts are drawn than the steps take.
+    trew("iterate", path, "--out", "it", "--set", "rollout.completions=2", "iterate.completions=4", cwd=tmp_path)
+
+    def drawn(*folders: str) -> list[str]:
+        files = [f for folder in folders for f in sorted((tmp_path / "it" / folder).rglob("rollouts/*.parquet"))]
+        return [uid for f in files for uid in dict.fromkeys(pq.read_table(f)["uid"].to_pylist())]
+
+    stages = [drawn("round-00/fresh"), drawn("round-01/policy"), drawn("round-01/fresh"), drawn("round-02/policy"),
+              drawn("round-02/fresh")]  # fmt: skip
+    planned = SETTINGS["steps"] * SETTINGS["rollout"]["prompts"]
+    assert len(stages[1]) > planned
+    assert len(stages[3]) > planned
+    uids = [uid for stage in stages for uid in stage]
+    assert len(uids) == len(set(uids)), "no prompt is drawn twice before the data end"
+    # Each stage begins where the one before has ended.
+    ends = [json.loads((tmp_path / f"it/round-0{n}/policy/summary.json").read_text())["position"] for n in (1, 2)]
+    assert ends[0] == len(stages[0]) + len(stages[1])
+    assert ends[1] == ends[0] + len(stages[2]) + len(stages[3])
+
+
 BAD_ROUNDS = [
     (["iterate.rounds=0", "iterate.replay=1.0"], ["iterate.rounds: got 0", "iterate.replay: got 1.0"]),
     (["iterate.learner.lr=2.0"], ["iterate.learner.lr: got 2.0"]),

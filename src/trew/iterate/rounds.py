@@ -58,7 +58,7 @@ LAYOUT = Layout(rows="rounds.jsonl", files=("events.log",), folders=("round-*",)
 
 FREE_IN_ROUNDS = (*FREE, "iterate.rounds", "iterate.learner.microbatch_tokens")
 """Settings that may change between resumes. A round's number of steps is not among them, because it determines where
-the round's prompts begin in the data."""
+the prompts of later rounds begin in the data."""
 
 
 @dataclass
@@ -95,10 +95,26 @@ class Rounds:
 
     def position(self, number: int) -> int:
         """Where a round's training begins in the stream of prompts; no prompt is drawn twice before the data end.
-        Computed from the settings: a resumed run finds the same place."""
-        c, r = self.recipe.policy, self.recipe.rounds
-        # A round uses up the prompts of its steps, then those whose completions make pairs.
-        return self.first_prompts + (number - 1) * (c.steps * c.rollout.prompts + r.prompts)
+        A resumed run finds the same place, in the settings and in the records of earlier rounds."""
+        # Behind the prompts of the round before that made pairs.
+        return self.first_prompts if number == 1 else self.fresh(number - 1) + self.recipe.rounds.prompts
+
+    def fresh(self, number: int) -> int:
+        """Where the prompts begin whose completions make a round's pairs: behind all that its training has drawn."""
+        if number == 0:
+            return 0
+        # As recorded: dynamic sampling draws more prompts than steps take, and so do rollouts ahead of their steps.
+        found = self.trained(number).get("position")
+        if found is None:
+            raise DataError(
+                f"{self.round(number)}/policy/summary.json: does not say which prompts the round has drawn (position): "
+                "an earlier version of trew wrote it; start over with --overwrite"
+            )
+        return int(found)
+
+    def trained(self, number: int) -> dict[str, Any]:
+        """The summary of a round's training of the policy, once that is finished."""
+        return json.loads((self.round(number) / "policy" / "summary.json").read_text("utf-8"))
 
 
 def is_reward_model(name: str) -> bool:
@@ -225,7 +241,7 @@ def train_policy(rounds: Rounds, number: int) -> dict[str, Any]:
         eval=dataclasses.replace(recipe.policy.eval, correct_reward=rounds.verifier_name),
     )  # fmt: skip
     if (out / "summary.json").is_file():
-        summary = json.loads((out / "summary.json").read_text("utf-8"))
+        summary = rounds.trained(number)
     else:
         # A resumed run may not have begun this training yet.
         summary = train(
@@ -296,10 +312,8 @@ def _fresh_completions(rounds: Rounds, number: int) -> list[ScoredGroup]:
     backend = backends.of(config, plan.device)
     engine = TorchEngine(model, plan.renderer, batch=config.rollout.batch, autocast=autocast, backend=backend)
     count = r.prompts if number else rounds.first_prompts
-    # Behind the prompts that this round's training has used up.
-    start = rounds.position(number) + policy.steps * policy.rollout.prompts if number else 0
     stream = prompt_order(policy, plan.train)
-    prompts = _with_own_uids([plan.train[index] for index in stream.take(start, count)])
+    prompts = _with_own_uids([plan.train[index] for index in stream.take(rounds.fresh(number), count)])
     completions = r.completions or policy.rollout.completions
     with rounds.display.bar("sampling for pairs", count * completions) as bar:
         how = keyed_sampling(config, f"pairs:{number}")

@@ -124,8 +124,8 @@ def summarize(program: PolicyProgram) -> dict[str, Any]:
     assert s.last_eval is not None
     return {
         "task": c.task, "model": c.model, "objective": c.objective.preset, "seed": c.seed, "steps": s.step,
-        "seconds": s.seconds, "tokens_per_second": s.tokens / max(s.seconds, 1e-9),
-        "peak_memory_bytes": program.memory.peaks.most,
+        "position": program.rollouts.position, "seconds": s.seconds,
+        "tokens_per_second": s.tokens / max(s.seconds, 1e-9), "peak_memory_bytes": program.memory.peaks.most,
         **_measured(s, s.before, s.last_eval),
         "before": s.before, "after": s.last_eval,
         "warnings": [asdict(finding) for finding in program.health.found],
