@@ -18,7 +18,7 @@ from ranks_help import free_port, variables
 from sft_help import rows, weights
 from sft_help import trained as sft
 from trew.cli.main import run as command
-from trew.config import Config, dumps, load
+from trew.config import Config, dumps, load, parse
 from trew.errors import ConfigError
 from trew.training.continuing import continued
 from trew.training.planning import plan
@@ -178,6 +178,25 @@ def test_steps_of_a_resumed_run_are_made_from_its_epochs_anew(tmp_path, stored, 
     config, _ = continued(recipe, own, overrides, out=None)
     want = {None: Config(model="").steps, "stored": stored}.get(steps, steps)
     assert config.steps == want
+
+
+def test_steps_that_a_recipe_gives_are_never_taken_for_the_default(place, tmp_path):
+    """100 is the default: it counts where it is written down, and is refused beside epochs that make another number."""
+    recipe = tmp_path / "r.toml"
+    recipe.write_text("steps = 100\n" + WARM)
+    paths = [f"model={place / 'model'}", f"data.train={place / 'rows.jsonl'}"]
+    assert plan(load(recipe, paths)).config.steps == 100
+    with pytest.raises(ConfigError, match=r"steps: got 100, but sft.epochs = 2 of .* leave steps out, or set sft"):
+        plan(load(recipe, [*paths, "sft.epochs=2"]))
+    with pytest.raises(ConfigError, match=r"steps: got 100, but sft.epochs = 1 of"):
+        plan(load(recipe, [*paths, "sft.epochs=1"]))
+    # Not given: the epochs decide, also after the configuration was written down and read back.
+    recipe.write_text(WARM)
+    config = load(recipe, [*paths, "sft.epochs=2"])
+    made = plan(config).config
+    assert made.steps not in (100, config.steps)
+    for again in (parse(tomllib.loads(dumps(config))), parse(tomllib.loads(dumps(made)))):
+        assert plan(again).config == made
 
 
 def test_warm_up_is_judged_by_the_steps_that_the_epochs_make(place, tmp_path):

@@ -8,6 +8,7 @@ from .schema import (
     DEMONSTRATED,
     FUNCTION_SECONDS,
     PAIRED,
+    Assumed,
     Base,
     Calls,
     CheckpointConfig,
@@ -43,6 +44,7 @@ from .schema import (
 from .sets import one_set
 
 __all__ = [
+    "Assumed",
     "Base",
     "Calls",
     "CheckpointConfig",

@@ -18,7 +18,7 @@ from ..errors import ConfigError, nearest
 from ..utils.toml import dump_table
 from . import limits
 from .rules import validate
-from .schema import DEMONSTRATED, PAIRED, Config, ObjectiveConfig
+from .schema import DEMONSTRATED, PAIRED, Assumed, Config, ObjectiveConfig
 
 T = typing.TypeVar("T")
 
@@ -268,8 +268,12 @@ _NAMES = {int: "a whole number", float: "a number", str: "a string", bool: "true
 
 
 def to_table(config: Config) -> dict[str, Any]:
-    """The whole configuration as nested plain values, with the objective's overrides flat as in a recipe."""
+    """The whole configuration as nested plain values, with the objective's overrides flat as in a recipe. Without
+    steps that no recipe gave and epochs are to make."""
     table = dataclasses.asdict(config)
+    table["steps"] = int(config.steps)
+    if isinstance(config.steps, Assumed) and config.demonstrates and config.sft.epochs:
+        del table["steps"]  # whoever reads the table would take them for given
     table["objective"] = {"preset": config.objective.preset, **config.objective.args}
     return table
 

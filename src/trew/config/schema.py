@@ -34,6 +34,13 @@ DEMONSTRATED = ("demonstrations", "rollouts", PAIRED)
 """Tasks whose rows say what to answer: there is nothing to sample, and rewards do not matter."""
 
 
+class Assumed(int):
+    """A number that no recipe gave: the same number in a recipe is one that counts."""
+
+
+STEPS = Assumed(100)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataConfig:
     """Where prompts come from."""
@@ -322,7 +329,7 @@ class Config:
     kernels: Kernels = "auto"  # auto = trew's kernels for Llama-family models; plain = the model's own forward pass
     linear: Linear = "auto"  # matrix products in training and in a model's own forward pass on a CPU; plain = torch's
     seed: int = 0
-    steps: int = 100
+    steps: int = STEPS
     out: str = ""  # run folder; empty = runs/<recipe name>
     data: DataConfig | tuple[SetConfig, ...] = field(default_factory=DataConfig)  # several: [[data]]
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)

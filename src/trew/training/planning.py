@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import Config, EvalConfig, RewardConfig, limits, validate
+from ..config import Assumed, Config, EvalConfig, RewardConfig, limits, validate
 from ..config import load as read_recipe
 from ..data import Dataset, fitting, prompt_order
 from ..errors import ConfigError, ModelError, Problems
@@ -165,8 +165,7 @@ def _with_steps(config: Config, rows: int) -> tuple[Config, list[str]]:
         return config, []
     # Rounded up: the last step is filled up from the next epoch.
     steps = max(1, math.ceil(own.epochs * rows / own.batch))
-    # Steps that equal the default count as not given.
-    if config.steps not in (Config(model="").steps, steps):
+    if config.steps != steps and not isinstance(config.steps, Assumed):
         raise ConfigError(
             f"steps: got {config.steps}, but sft.epochs = {own.epochs:g} of {rows} rows makes {steps}; leave steps "
             "out, or set sft.epochs = 0, so that steps counts"
