@@ -40,7 +40,7 @@ def short(completions, completion_ids, **columns):
 BASE: dict[str, Any] = {
     "steps": 6, "seed": 3,
     "data": {"task": "arithmetic", "args": {"ops": ["+"], "smallest": 1, "largest": 4}},
-    "rollout": {"prompts": 4, "completions": 3, "max_tokens": 4, "refills": 3},
+    "rollout": {"prompts": 4, "completions": 3, "max_tokens": 4},
     "learner": {"lr": 1e-2, "minibatch_prompts": 2, "inner_updates": 2, "schedule": "linear"},
     "eval": {"size": 4, "every": 2}, "checkpoint": {"every": 3},
 }  # fmt: skip
@@ -48,7 +48,7 @@ BASE: dict[str, Any] = {
 
 KINDS: dict[str, dict[str, Any]] = {
     "grpo": {"objective": {"preset": "grpo", "beta": 0.01}},
-    "dapo": {"objective": {"preset": "dapo"}, "rewards": ["some"]},
+    "dapo": {"objective": {"preset": "dapo"}, "rewards": ["some"], "rollout": {"refills": 3}},
     "entropy": {"objective": {"preset": "dr-grpo", "entropy_target": 4.0, "entropy_step": 0.01}},
     "reference": {"objective": {"preset": "grpo", "beta": 0.05},
                   "learner": {"reference_every": 2, "reference_mix": 0.6}},
@@ -56,7 +56,8 @@ KINDS: dict[str, dict[str, Any]] = {
             "rewards": ["odd", "short"], "learner": {"reference_every": 2, "reference_mix": 0.6}},
     "lora-8bit": {"objective": {"preset": "grpo", "beta": 0.01}, "lora": {"rank": 4},
                   "learner": {"optimizer": "adamw-8bit"}},
-    "sets": {"objective": {"preset": "dapo"}, "rewards": ["some"], "curriculum": {"share": 0.5, "low": 0.3},
+    "sets": {"objective": {"preset": "dapo"}, "rewards": ["some"], "rollout": {"refills": 3},
+             "curriculum": {"share": 0.5, "low": 0.3},
              "data": [{"name": "few", "task": "arithmetic", "args": {"ops": ["+"], "smallest": 1, "largest": 4}},
                       {"name": "more", "task": "arithmetic", "args": {"ops": ["-"], "smallest": 1, "largest": 6},
                        "weight": 2.0}]},

@@ -74,7 +74,7 @@ def configured(tmp_path_factory) -> Callable[..., Config]:
             "model": str(model), "steps": 2, "seed": 1, "out": str(folder / name),
             "data": {"task": "arithmetic", "args": {"ops": ["+"], "smallest": 1, "largest": 4}},
             "rewards": [{"name": f"{folder}/reward.py:{r}", "weight": w} for r, w in (("odd", 0.6), ("short", 0.4))],
-            "rollout": {"prompts": 4, "completions": 3, "max_tokens": 6, "refills": 2, "stop": list(STOPS)},
+            "rollout": {"prompts": 4, "completions": 3, "max_tokens": 6, "stop": list(STOPS)},
             "objective": {**k, **objective},
             "learner": {"lr": 1e-2, "adam_eps": 1e-2, "minibatch_prompts": 2, "inner_updates": 2},
             "eval": {"size": 2},
@@ -82,6 +82,9 @@ def configured(tmp_path_factory) -> Callable[..., Config]:
         }  # fmt: skip
         for section, values in sections.items():
             table[section] = {**table[section], **values} if isinstance(values, dict) else values
+        options = {key: value for key, value in table["objective"].items() if key != "preset"}
+        if trew.preset(table["objective"]["preset"], **options).dynamic_sampling:
+            table["rollout"] = {"refills": 2, **table["rollout"]}
         if objective["preset"] == "opd":
             table["teacher"] = {"model": str(tiny.save(folder / "teacher", seed=4))}
         return parse(table)

@@ -40,6 +40,17 @@ def test_every_preset_fits_a_usual_run_or_says_what_is_missing(name):
         assert "; choose another preset, or call" in problem
 
 
+def test_refills_are_refused_where_no_group_is_replaced():
+    some = {"refills": 3}
+    assert problems("dapo", rollout=some) == problems("grpo", rollout=some, dynamic_sampling=True) == []
+    assert problems("grpo", rollout={"refills": 8}) == []  # the default
+    assert problems("grpo", rollout={"replay": "runs/dapo", **some}) == []  # as in the run that is replayed
+    for found in (problems("grpo", rollout=some), problems("dapo", rollout=some, dynamic_sampling=False)):
+        [problem] = found
+        assert problem.startswith("rollout.refills: got 3, accepts 8 (the default) here: ")
+        assert problem.endswith("remove it, or set objective.dynamic_sampling = true")
+
+
 TRIED: dict[tuple[str, int, int], bool] = {}
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..config import Config
+from ..config import Config, RolloutConfig
 from ..objective import Objective, TokenBatch, preset, presets
 from ..objective.advantage import PassAtK
 from ..objective.batch import ReasoningSteps
@@ -68,6 +68,7 @@ def problems(
             f"{objective.beta:g}): set objective.beta above 0, or leave it out"
         )
     found += _critic(objective, config)
+    found += _refills(objective, config)
     found += _numbers_that_do_not_fit(objective, config)
     found += _stale(objective, config, departures)
     # Tried last: an objective that does not fit may not run on the example.
@@ -157,6 +158,18 @@ def _critic(objective: Objective, config: Config) -> list[str]:
             "use it; give servers GPUs of their own"
         )
     return found
+
+
+def _refills(objective: Objective, config: Config) -> list[str]:
+    """Refuses a number of refills where no group is replaced."""
+    usual, rollout = RolloutConfig().refills, config.rollout
+    # A replay samples nothing at all, and has this setting from the run that it replays.
+    if objective.dynamic_sampling or rollout.replay or rollout.refills == usual:
+        return []
+    return [
+        f"rollout.refills: got {rollout.refills}, accepts {usual} (the default) here: {config.objective.preset} has no "
+        "dynamic sampling, which replaces groups without signal; remove it, or set objective.dynamic_sampling = true"
+    ]
 
 
 def _stale(objective: Objective, config: Config, departures: Sequence[str]) -> list[str]:
