@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 import trew
 from run_help import configured, rows, save_models
-from trew.config import Config, dumps
+from trew.config import Config, EnvironmentConfig, dumps
 from trew.errors import MemoryShortage
 from trew.rollout.sync import SyncRollouts
 from trew.training import guards, loop
@@ -106,7 +106,19 @@ def test_a_gpu_without_memory(where, model, tmp_path, monkeypatch):
     ],
 )  # fmt: skip
 def test_only_what_is_about_memory_is_called_so(error, short):
-    job: Any = SimpleNamespace(plan=SimpleNamespace(device="cpu"), state=SimpleNamespace(step=4))
+    job = _job(Config(model="m"))
     with pytest.raises(MemoryShortage if short else type(error)) as told, guards.memory(job, lambda: "learning"):
         raise error
     assert ("in step 5" in str(told.value)) == short
+
+
+def _job(config: Config) -> Any:
+    return SimpleNamespace(plan=SimpleNamespace(device="cpu"), state=SimpleNamespace(step=4), config=config)
+
+
+@pytest.mark.parametrize(("name", "key"), [("", "data.max_prompt_tokens"), ("guess", "environment.episode_tokens")])
+@pytest.mark.parametrize("doing", ["generating", "evaluating"])
+def test_settings_that_need_less_memory_are_those_of_the_run(doing, name, key):
+    job = _job(Config(model="m", environment=EnvironmentConfig(name=name)))
+    with pytest.raises(MemoryShortage, match=rf"\.max_tokens, or {key}; trew plan"), guards.memory(job, lambda: doing):
+        raise MemoryError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 import tiny
-from trew.config import Config, CriticConfig, TeacherConfig
+from trew.config import Config, CriticConfig, EnvironmentConfig, TeacherConfig
 from trew.errors import ConfigError, ResumeError
 from trew.models import loading
 from trew.models.default import DEFAULT_MODEL
@@ -81,6 +82,19 @@ def test_as_many_tokens_as_there_are_positions_fit(monkeypatch, who):
     teaching.refuse_short(own, 16)
     with pytest.raises(ConfigError, match=rf"^{who}.model: m has 16 positions, .* take up to 17"):
         teaching.refuse_short(own, 17)
+
+
+@pytest.mark.parametrize(("name", "key"), [("", "data.max_prompt_tokens"), ("guess", "environment.episode_tokens")])
+def test_what_is_too_long_is_answered_with_settings_that_the_run_has(monkeypatch, name, key):
+    """Episodes do not read data.max_prompt_tokens, and refuse it."""
+    monkeypatch.setattr(loading, "positions", lambda name: 16)
+    monkeypatch.setattr(served, "served", lambda endpoint: served.Served("t", 17, "0.32.0"))
+    monkeypatch.setattr(served, "vocabulary_problem", lambda *given: "")
+    own = config(teacher={"model": "m", "endpoint": "http://127.0.0.1:1"})
+    own = dataclasses.replace(own, environment=EnvironmentConfig(name=name))
+    for refused in (lambda: teaching.refuse_short(own, 17), lambda: teaching.served_note(own, tiny.tokenizer(), 17)):
+        with pytest.raises(ConfigError, match=rf"lower rollout\.max_tokens or {key}$"):
+            refused()
 
 
 def test_a_server_needs_one_token_more_than_it_reads(monkeypatch):

@@ -376,6 +376,11 @@ class Config:
         return bool(self.environment.name) and isinstance(own, DataConfig) and own.task == "prompts" and not own.train
 
     @property
+    def length_key(self) -> str:
+        """The setting that limits, besides ``rollout.max_tokens``, how much is read at once: a prompt or an episode."""
+        return "environment.episode_tokens" if self.plays else "data.max_prompt_tokens"
+
+    @property
     def taught(self) -> bool:
         """Whether there is a teacher."""
         return bool(self.teacher.model or self.teacher.endpoint)

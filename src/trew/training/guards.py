@@ -140,8 +140,8 @@ def end_if_broken(program: PolicyProgram, error: NumericsError, text: str) -> No
 # Within the available memory
 
 _KNOBS = {
-    "generating": "Lower rollout.batch (completions decoded at once), rollout.max_tokens, or data.max_prompt_tokens",
-    "evaluating": "Lower rollout.batch (completions decoded at once), eval.max_tokens, or data.max_prompt_tokens",
+    "generating": "Lower rollout.batch (completions decoded at once), rollout.max_tokens, or {length}",
+    "evaluating": "Lower rollout.batch (completions decoded at once), eval.max_tokens, or {length}",
     "learning": (
         "Lower learner.microbatch_tokens, set learner.gradient_checkpointing = true, or train adapters (lora.rank = 16)"
     ),
@@ -165,7 +165,8 @@ def memory(program: PolicyProgram, phase: Callable[[], str]) -> Iterator[None]:
         where = "the GPU" if program.plan.device.startswith("cuda") else "the machine"
         doing = phase()  # asked only now: a step passes from generating to learning inside one block
         when = f"after step {program.state.step}" if doing == "evaluating" else f"in step {program.state.step + 1}"
+        knobs = _KNOBS[doing].format(length=program.config.length_key)
         raise MemoryShortage(
-            f"{where} ran out of memory while {doing} {when} ({detail}). {_KNOBS[doing]}; trew "
+            f"{where} ran out of memory while {doing} {when} ({detail}). {knobs}; trew "
             "plan says what takes how much. Continue with --resume; the last checkpoint is complete"
         ) from error

@@ -108,7 +108,7 @@ def refuse_short(config: Config, most: int) -> None:
         if limit is not None and most > limit:
             raise ConfigError(
                 f"{who}.model: {model} has {limit} positions, and prompts with their completions take up to {most}; "
-                "lower rollout.max_tokens, data.max_prompt_tokens or environment.episode_tokens"
+                f"lower rollout.max_tokens or {config.length_key}"
             )
 
 
@@ -143,7 +143,7 @@ def served_note(config: Config, tokenizer: PreTrainedTokenizerBase, most: int) -
         raise ConfigError(
             f"teacher.endpoint: server {endpoint} has max_model_len = {found.length}, and prompts with their "
             f"completions take up to {most}, and one more token; start it with --max-model-len {most + 1}, or lower "
-            "rollout.max_tokens, data.max_prompt_tokens or environment.episode_tokens"
+            f"rollout.max_tokens or {config.length_key}"
         )
     return f"teacher: {found.name} on server {endpoint} (vLLM {found.vllm}), which has the policy's tokens"
 
