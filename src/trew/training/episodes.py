@@ -104,8 +104,8 @@ def trained_on(prompts: Sequence[Prompt], trained: Config) -> list[str]:
     Says so where its data cannot be read."""
     try:
         return overlap_note(dataset(trained).train, prompts)
-    except TrewError as error:
-        reason = str(error).splitlines()[0]
+    except (TrewError, OSError) as error:
+        reason = str(error).partition("\n")[0]
         return [f"whether the run was trained on these prompts is not known, as its data cannot be read: {reason}"]
 
 
