@@ -215,6 +215,15 @@ def test_servers_that_a_run_starts_have_room_for_the_prompts_that_it_says():
     assert refused(environment=GUESS, data=ROWS | {"max_prompt_tokens": 2000}, cluster=cluster) == []
 
 
+def test_reward_models_are_refused_where_episodes_are_played():
+    model = {"model": "runs/rm/final", "name": "taste"}
+    for environment in (GUESS, {"tools": ["calculator"]}):
+        rewards = [{"name": "repetition"}, model]
+        assert refused(environment=environment, data=ROWS, rewards=rewards) == ["rewards[1].model"]
+    assert refused(environment=GUESS, data=ROWS, rewards=[{"name": "repetition"}]) == []
+    assert refused(data=ROWS, rewards=[model]) == []
+
+
 def test_the_number_of_episodes_counts_only_what_an_environment_makes():
     few = {**GUESS, "episodes": 5}
     assert refused(environment=few) == []

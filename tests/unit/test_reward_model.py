@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -43,6 +44,13 @@ def test_the_score_is_the_one_label_of_the_whole_conversation(folder):
         expected = float(model(input_ids=ids).logits[0, 0])
     [[got]] = values(opened(folder), group("yes"))
     assert got == pytest.approx(expected, abs=1e-5)
+
+
+def test_an_episode_is_not_read_as_its_last_reply(folder):
+    one = group("yes", "no")
+    played = dataclasses.replace(one, rollouts=(one.rollouts[0], dataclasses.replace(one.rollouts[1], ending="done")))
+    with pytest.raises(RewardError, match="got an episode, accepts completions of one turn"):
+        values(opened(folder), one, played)
 
 
 def test_a_text_prompt_and_its_completion_are_one_text(folder):

@@ -166,6 +166,20 @@ def test_rollouts_that_make_no_pairs_are_refused(tmp_path):
         pairs_of_run(tmp_path, reward="exac", most=8, seed=0)
 
 
+def test_episodes_make_no_pairs(tmp_path):
+    # An episode of one turn, too: its first words are its environment's, not the row's.
+    single = scored([1.0, 0.0], "right", "wrong")
+    rollouts = tuple(dataclasses.replace(rollout, ending="done") for rollout in single.group.rollouts)
+    episodes = ScoredGroup(dataclasses.replace(single.group, rollouts=rollouts), single.scores)
+    (tmp_path / "rollouts").mkdir()
+    write_rollouts(tmp_path / "rollouts" / "000001.parquet", [episodes], step=1)
+    with pytest.raises(DataError, match="got episodes of an environment, accepts completions of one turn") as refused:
+        pairs_of_run(tmp_path, reward="", most=8, seed=0)
+    assert str(tmp_path) in str(refused.value)
+    with pytest.raises(DataError, match="got episodes of an environment"):
+        pairs_of_groups([episodes], reward="exact", most=8, seed=0)
+
+
 USER = [{"role": "user", "content": "hi"}]
 ROWS = [
     ({"prompt": "q", "chosen": "a"}, "has no 'rejected'"),

@@ -1,4 +1,4 @@
-"""Checks that every setting of the data is one that episodes read."""
+"""Checks that episodes read every setting of the data, and that every reward reads episodes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .schema import Config, EnvironmentConfig
 
 
 def problems(c: Config) -> Iterator[str]:
-    """What episodes would ignore of the settings of their data, and of their number."""
+    """What episodes would ignore of the settings of their data, and of their number; rewards that cannot read them."""
     # All of these are refused with demonstrations anyway.
     if not c.plays or c.demonstrates:
         return
@@ -25,6 +25,14 @@ def problems(c: Config) -> Iterator[str]:
             f"environment.episodes: got {c.environment.episodes}, but it counts the problems that an environment makes "
             f"without data, and every row of the data is played here; leave it at {EnvironmentConfig().episodes}"
         )
+    for i, reward in enumerate(c.rewards):
+        # It would score an episode as if its last reply were the answer to the row.
+        if reward.model:
+            yield (
+                f"rewards[{i}].model: got {reward.model!r} with an environment, accepts none there: a reward model "
+                "reads a prompt and one completion, not the turns of an episode; leave it out, or name a function in a "
+                'file (name = "path/to/file.py:function"), whose completions are whole conversations there'
+            )
 
 
 def _unread(c: Config, name: str) -> str:

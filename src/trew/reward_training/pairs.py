@@ -111,10 +111,14 @@ def rank(
 
 
 def pairs_of_groups(groups: Iterable[ScoredGroup], *, reward: str, most: int, seed: int) -> list[Pair]:
-    """Makes pairs from scored completions, ranked by the reward ``reward``; completions without a value are skipped."""
+    """Makes pairs from scored completions, ranked by the reward ``reward``; completions without a value are skipped.
+
+    Raises DataError for episodes.
+    """
     rng = np.random.default_rng(seed)
     out = []
     for scored in groups:
+        _need_single_turns("groups", [completion.ending for completion in scored.group.rollouts])
         prompt = scored.group.prompt
         outcomes = [
             ValuedText(completion.text, value)
@@ -128,7 +132,7 @@ def pairs_of_groups(groups: Iterable[ScoredGroup], *, reward: str, most: int, se
 def pairs_of_run(folder: Path, *, reward: str, most: int, seed: int) -> list[Pair]:
     """Makes pairs from the rollouts of a run of trew, ranked by one of its rewards (the total if ``reward`` is empty).
 
-    Raises DataError if the folder has no rollouts, no such reward, or no group with different values.
+    Raises DataError if the folder has no rollouts, no such reward, or no group with different values, and for episodes.
     """
     files = sorted((folder / "rollouts").glob("*.parquet"))
     if not files:
@@ -139,7 +143,10 @@ def pairs_of_run(folder: Path, *, reward: str, most: int, seed: int) -> list[Pai
     for file in files:
         # By file, which is by step: a prompt that was drawn in two steps makes two groups.
         groups: dict[str, list[dict[str, Any]]] = {}
-        for row in _rollout_rows(file):
+        rows = _rollout_rows(file)
+        # Tables of older runs lack the column, and have no episodes.
+        _need_single_turns(str(folder), [row.get("ending") for row in rows])
+        for row in rows:
             groups.setdefault(row["uid"], []).append(row)
             known.update(name for name, _ in row["parts"])
         for members in groups.values():
@@ -154,12 +161,23 @@ def pairs_of_run(folder: Path, *, reward: str, most: int, seed: int) -> list[Pai
     return pairs
 
 
+def _need_single_turns(where: str, endings: Iterable[str | None]) -> None:
+    """Raises DataError if a completion is an episode: one that ended for a reason of episodes."""
+    # Its prompt and its last reply would make a pair of answers that nobody gave to that prompt.
+    if any(endings):
+        raise DataError(
+            f"{where}: got episodes of an environment, accepts completions of one turn: a pair is a prompt with two "
+            "answers, and between the row of an episode and its last reply stand other turns; take a run without an "
+            "environment"
+        )
+
+
 def _rollout_rows(file: Path) -> list[dict[str, Any]]:
     """The rows of a rollouts table. Raises DataError if the file cannot be read as one."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    names = ["uid", "prompt", "messages", "completion", "score", "parts"]
+    names = ["uid", "prompt", "messages", "completion", "score", "parts", "ending"]
     try:
         rows = pq.read_table(file, columns=names).to_pylist()
     except (pa.ArrowException, OSError, KeyError) as error:

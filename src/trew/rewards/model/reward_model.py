@@ -176,7 +176,12 @@ class ModelReward:
 
     def score(self, groups: Sequence[Group]) -> list[list[Verdict]]:
         """A verdict for every completion of every group; None for rows that are not served, and for texts that are
-        longer than the model can see. Raises RewardError if a score is not finite."""
+        longer than the model can see. Raises RewardError if a score is not finite, and for episodes."""
+        if any(rollout.ending for group in groups for rollout in group.rollouts):
+            raise RewardError(
+                f"{self.who}: got an episode, accepts completions of one turn: of an episode it would read the prompt "
+                "and the last reply alone; score episodes by a function, whose completions are whole conversations"
+            )
         start = time.perf_counter()
         scorer = self.load()
         asked = [(g, i) for g, group in enumerate(groups) if self.applies(group.prompt)
