@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from fractions import Fraction
@@ -13,6 +14,7 @@ import pytest
 from trew.config import DataConfig, RewardConfig
 from trew.data import Dataset, load_task, make_task
 from trew.data.files import write_rows
+from trew.data.tasks import forms
 from trew.data.tasks.gsm8k import final_answer
 from trew.data.tasks.prompts import Prompts
 from trew.errors import ConfigError, DataError
@@ -124,6 +126,37 @@ def test_arithmetic_small_universe_is_used_up_exactly() -> None:
     assert len(every - train - held) <= 2  # the swapped twin of the last one held out of + and of *
     swapped = {f"{b} {op} {a}" for a, op, b in map(str.split, held) if op in "+*"}
     assert not train & (held | swapped)
+
+
+def test_problems_are_the_same_in_any_order_of_summands_or_factors() -> None:
+    def same(first: str, second: str, *numbers: int) -> bool:
+        """Whether ``first`` of 2, 3, 5, 7 and ``second`` of ``numbers`` are one problem."""
+        one, other = (
+            forms.parse(form).canonical(dict(zip("abcd", of, strict=False)))
+            for form, of in ((first, (2, 3, 5, 7)), (second, numbers))
+        )
+        return one == other
+
+    for numbers in itertools.permutations((2, 3, 5)):
+        for brackets in ("a + b + c", "a + (b + c)"):
+            assert same("a + b + c", brackets, *numbers)
+            assert same("a * b * c", brackets.replace("+", "*"), *numbers)
+    assert all(same("a + b + (c + d)", "a + b + c + d", *numbers) for numbers in itertools.permutations((2, 3, 5, 7)))
+    assert same("a + b * c + d", "a + b + c * d", 7, 2, 5, 3)
+    assert not same("a + b * c + d", "a + b + c * d", 7, 3, 5, 2)
+    assert not same("a - b - c", "a - (b - c)", 2, 3, 5)
+    assert not same("a - b - c", "a - b - c", 3, 2, 5)
+    assert not same("a + b + c", "a + b * c", 2, 3, 5)
+    assert not same("a + b + c", "a + b + c", 2, 3, 4)
+
+
+@pytest.mark.parametrize("op", ["a + b + c", "a * (b * c)"])
+def test_no_order_of_three_operands_is_trained_on_and_held_out(op: str) -> None:
+    data = made("arithmetic", ops=[op], smallest=1, largest=9, size=400, n=60)
+    train, held = ({tuple(sorted(re.findall(r"\d", p.columns["expression"]))) for p in part}
+                   for part in (data.train, data.eval))  # fmt: skip
+    assert not train & held
+    assert len(held) == len(data.eval) == 60
 
 
 def test_arithmetic_ops_are_mixed_evenly_and_follow_their_ranges() -> None:

@@ -44,9 +44,12 @@ class Form:
         return re.sub(r"[a-z]", lambda m: f"{n}" if (n := numbers[m[0]]) >= 0 else f"({n})", self.text)
 
     def canonical(self, numbers: dict[str, int]) -> str:
-        """The same text for problems that differ only in the order of summands or factors.
+        """The same text for problems that differ only in the order of summands or factors, or in brackets among them.
 
         >>> f = parse("a * b"); f.canonical({"a": 7, "b": 8}) == f.canonical({"a": 8, "b": 7})
+        True
+        >>> f, g = parse("a + b + c"), parse("a + (b + c)")
+        >>> f.canonical({"a": 1, "b": 2, "c": 3}) == g.canonical({"a": 3, "b": 1, "c": 2})
         True
         """
         return _canonical(self.tree, numbers)
@@ -114,7 +117,18 @@ def apply(operator: str, left: int, right: int) -> int | None:
 def _canonical(node: Node, numbers: dict[str, int]) -> str:
     if isinstance(node, str):
         return str(numbers[node])
-    sides = [_canonical(node[1], numbers), _canonical(node[2], numbers)]
+    parts = [_canonical(part, numbers) for part in _parts(node)]
     if node[0] in "+*":
-        sides.sort()
-    return f"({node[0]} {sides[0]} {sides[1]})"
+        parts.sort()
+    return f"({node[0]} {' '.join(parts)})"
+
+
+def _parts(node: tuple[str, Node, Node]) -> list[Node]:
+    """The operands of an operator; of a sum of sums, or a product of products, all summands or factors."""
+    operator, *sides = node
+    if operator in "-/":
+        return sides
+    parts: list[Node] = []
+    for side in sides:
+        parts += _parts(side) if isinstance(side, tuple) and side[0] == operator else [side]
+    return parts
