@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -201,6 +203,9 @@ def test_cosine_and_repetition_check_what_they_are_given() -> None:
         ("cosine", {"length": 1, "correct": True, "max_len": 9, "min_value_correct": 2.0}, "at most max_value_correct"),
         ("cosine", {"length": 1, "correct": True, "max_len": 9, "max_value_wrong": float("nan")}, "finite"),
         ("repetition", {}, "args.token_ids: is required"),
+        ("repetition", {"token_ids": [1, 2], "turn_lengths": [1]}, "args.turn_lengths: got .1., accepts how many of"),
+        ("repetition", {"token_ids": [1, 2], "turn_lengths": [3, -1]}, "args.turn_lengths: got .3, -1."),
+        ("repetition", {"token_ids": [1, 2], "turn_lengths": 2}, "args.turn_lengths: got 2"),
         ("repetition", {"token_ids": "abc"}, "accepts token ids"),
         ("repetition", {"token_ids": [1, -2]}, "accepts token ids"),
         ("repetition", {"token_ids": [1], "ngram_size": 0}, "at least 1"),
@@ -239,7 +244,26 @@ def test_repetition_is_of_what_the_policy_says(turns):
         said, reply = np.array([] if number == 0 else [7, 8, 9, 7, 8, 9]), np.array([10 + number, 20 + number])
         return Turn(said, reply, np.zeros(2), None, None, (Span(0, 0, 2),), "", "stop")
 
-    config = RewardConfig(name="repetition", args={"ngram_size": 2})
+    assert repetition(map(turn, range(turns)), ngram_size=2) == 0.0
+
+
+def repetition(turns: Iterable[Turn], **args: Any) -> float | None:
+    config = RewardConfig(name="repetition", args=args)
     with contextlib.closing(RewardSet.from_config([config])) as rewards:
-        (scored,) = rewards.score([Group(Prompt("a", "p"), (Rollout(tuple(map(turn, range(turns)))),))], step=0)
-    assert [score.value for score in scored.scores] == [0.0]
+        (scored,) = rewards.score([Group(Prompt("a", "p"), (Rollout(tuple(turns)),))], step=0)
+    return scored.scores[0].value
+
+
+def test_repetition_is_of_phrases_within_a_reply():
+    """Two tokens that an observation separates are no phrase, but one reply may repeat what another said."""
+
+    def turn(*ids: int) -> Turn:
+        zeros = np.zeros(len(ids))
+        return Turn(np.array([9]), np.array(ids), zeros, None, None, (Span(0, 0, len(ids)),) * bool(ids), "", "stop")
+
+    alternating = [turn(1), turn(2), turn(1), turn(2)]
+    assert repetition(alternating, ngram_size=2) == 0.0
+    assert repetition(alternating, ngram_size=1) == -0.5
+    assert repetition([turn(1, 2, 3), turn(), turn(4), turn(1, 2)], ngram_size=2) == pytest.approx(-1 / 3)
+    assert repetition([turn(1, 2, 1, 2)], ngram_size=2) == pytest.approx(-1 / 3)
+    assert grade("repetition", "", token_ids=[1, 2, 1, 2], turn_lengths=[2, 2], ngram_size=2).score == -0.5

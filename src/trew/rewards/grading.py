@@ -57,6 +57,7 @@ def _own(names: Sequence[str], rollout: Rollout) -> dict[str, Any]:
     known: dict[str, Callable[[], Any]] = {
         "length": lambda: len(rollout),
         "token_ids": lambda: rollout.token_ids[rollout.sampled],  # not what an environment said
+        "turn_lengths": lambda: [len(turn.token_ids) for turn in rollout.turns],
         "episode": lambda: rollout,
     }
     return {name: known[name]() for name in names if name in known}

@@ -164,6 +164,14 @@ _COMPLETION_CHECKS: dict[str, Callable[[Any], str]] = {"length": _whole(0), "cor
 """Arguments that describe the completion and cannot be left out."""
 
 
+def _turns_have_tokens(args: Mapping[str, Any]) -> str:
+    lengths = args.get("turn_lengths")
+    count = len(args.get("token_ids", ()))
+    if lengths is None or (not _token_ids(lengths) and sum(lengths) == count):
+        return ""
+    return f"args.turn_lengths: got {lengths!r:.80}, accepts how many of the {count} token ids are of each turn"
+
+
 def _template(value: Any) -> str:
     if not isinstance(value, str):
         return f"text such as {layout.THINK_ANSWER!r}"
@@ -314,7 +322,8 @@ KINDS: dict[str, Kind] = {
         grade=length.grade_repetition,
         settings={"ngram_size": _whole(1), "max_penalty": _number},
         gold=lambda columns: (None, {}),
-        from_row=("token_ids",),
+        from_row=("token_ids", "turn_lengths"),
+        together=_turns_have_tokens,
     ),
     "environment": Kind(
         grade=episode.grade,

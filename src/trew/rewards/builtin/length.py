@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -74,23 +75,38 @@ def grade_cosine(
     return Verdict(value, "scored", None, f"{'right' if correct else 'wrong'}, {length} tokens")
 
 
-def repeated_share(token_ids: Sequence[int], *, ngram_size: int) -> float:
+def repeated_share(token_ids: Sequence[int], *, ngram_size: int, turn_lengths: Sequence[int] | None = None) -> float:
     """Returns the share of token n-grams that occurred before: 1 - distinct / all; 0 if there is no n-gram.
+
+    ``turn_lengths`` are the numbers of tokens that each turn of an episode has; None: all are of one turn. What an
+    environment said between two turns separates their tokens, so that an n-gram lies within one turn.
 
     >>> repeated_share([1, 2, 1, 2, 1, 2], ngram_size=2), repeated_share([1, 2, 3], ngram_size=4)
     (0.6, 0.0)
+    >>> repeated_share([1, 2, 1, 2], ngram_size=2, turn_lengths=[2, 2])
+    0.5
     """
     ids = [int(token) for token in token_ids]
-    count = len(ids) - ngram_size + 1
-    if count < 1:
-        return 0.0
-    # ids shifted by 0 … n - 1, zipped: one tuple per n-gram.
-    different = len(set(zip(*(ids[i : i + count] for i in range(ngram_size)), strict=True)))
-    return 1.0 - different / count
+    ends = list(itertools.accumulate([len(ids)] if turn_lengths is None else turn_lengths))
+    different: set[tuple[int, ...]] = set()
+    total = 0
+    for start, end in itertools.pairwise([0, *ends]):
+        count = max(end - start - ngram_size + 1, 0)
+        total += count
+        # ids shifted by 0 … n - 1, zipped: one tuple per n-gram.
+        shifted = (ids[start + i : start + i + count] for i in range(ngram_size if count else 0))
+        different.update(zip(*shifted, strict=True))
+    return 1.0 - len(different) / total if total else 0.0
 
 
 def grade_repetition(
-    completion: str, gold: Any = None, *, token_ids: Sequence[int], ngram_size: int = 3, max_penalty: float = -1.0
+    completion: str,
+    gold: Any = None,
+    *,
+    token_ids: Sequence[int],
+    turn_lengths: Sequence[int] | None = None,
+    ngram_size: int = 3,
+    max_penalty: float = -1.0,
 ) -> Verdict:
     """Penalises repeated n-grams by up to ``max_penalty`` (arXiv 2502.03373, appendix C.2, as in open-r1 and TRL).
 
@@ -99,7 +115,7 @@ def grade_repetition(
     >>> grade_repetition("", token_ids=[1, 2, 1, 2, 1, 2], ngram_size=2, max_penalty=-0.5).score
     -0.3
     """
-    share = repeated_share(token_ids, ngram_size=ngram_size)
+    share = repeated_share(token_ids, ngram_size=ngram_size, turn_lengths=turn_lengths)
     return Verdict(
         -abs(max_penalty) * share if share else 0.0, "scored", None, f"{share:.1%} of {ngram_size}-grams repeat"
     )
