@@ -313,6 +313,27 @@ def test_score_reads_tokens(tmp_path: Path) -> None:
     assert [json.loads(line)["score"] for line in out.read_text().splitlines()] == pytest.approx([0, -2 / 3])
 
 
+def test_score_refuses_episodes_where_more_than_the_last_reply_is_read(tmp_path: Path) -> None:
+    row = {"completion": "#### 5", "answer": "5", "token_ids": [1, 2], "rollout_status": "finished"}
+    data = jsonl(tmp_path / "played.jsonl", {**row, "ending": "done"})
+    path = write(
+        tmp_path,
+        "def f(completions):\n    return [1.0] * len(completions)\n"
+        "def g(data_source, solution_str, ground_truth, extra_info):\n    return 1.0\n",
+    )
+    out = tmp_path / "out.jsonl"
+    for reward in ("repetition", f"{path}:f"):
+        with pytest.raises(ConfigError, match="got episodes of an environment, accepts completions of one turn"):
+            run(["rewards", "score", reward, "--data", data, "--out", str(out)])
+    assert not out.exists()
+    for reward in ("gsm8k", f"{path}:g"):
+        assert run(["rewards", "score", reward, "--data", data, "--out", str(out), "--overwrite"]) == 0
+    # Elsewhere a column of this name means what its writer wants.
+    for other in ({**row, "ending": ""}, {"completion": "x", "token_ids": [1], "ending": "happy"}):
+        data = jsonl(tmp_path / "other.jsonl", other)
+        assert run(["rewards", "score", "repetition", "--data", data, "--out", str(out), "--overwrite"]) == 0
+
+
 def test_score_calls_functions_with_about_a_steps_completions(tmp_path: Path) -> None:
     path = write(tmp_path, "def f(completions):\n    return [float(len(completions))] * len(completions)\n")
     data = jsonl(tmp_path / "d.jsonl", *({"completion": ["a"] * 100} for _ in range(5)))

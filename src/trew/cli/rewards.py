@@ -187,6 +187,14 @@ def _refuse_data(data: str, rows: Sequence[Row], groups: Sequence[Group], reward
         raise ConfigError(f"--data: {data} has no rows, so there is nothing to score; name a file with completions")
     if any("token_ids" not in row.values for row in rows) and (needs := _needs_tokens(rewards)):
         raise ConfigError(f"{data}: reward {needs!r} reads tokens, but not every row has a column token_ids")
+    # Only rollouts of a run say how an episode ended.
+    played = any(row.values.get("ending") and "rollout_status" in row.values for row in rows)
+    if played and (needs := _needs_turns(rewards)):
+        raise ConfigError(
+            f"{data}: got episodes of an environment, accepts completions of one turn for reward {needs!r}: it would "
+            "get the row of an episode and its last reply, not what was said between them; take a built-in reward that "
+            "reads the last reply alone, or the run's own scores in the columns score and parts"
+        )
     if problems := rewards.column_problems([group.prompt for group in groups]):
         raise ConfigError(problems)
 
@@ -299,6 +307,15 @@ def _needs_tokens(rewards: RewardSet) -> str:
         if {"length", "token_ids"} & {*of_kind} or (named and "completion_ids" in named):
             return reward.name
     return ""
+
+
+def _needs_turns(rewards: RewardSet) -> str:
+    """The name of a reward that reads more of a completion than the text of its last turn; empty if none does."""
+    for reward in rewards.rewards:
+        # A function in verl's form gets a text alone.
+        if reward.model or (reward.function and not reward.function.verl):
+            return reward.name
+    return _needs_tokens(rewards)
 
 
 def _first_samples(rows: Sequence[Row], groups: Sequence[Group]) -> list[int]:
