@@ -28,6 +28,7 @@ from trew.config import Config, parse
 from trew.distributed.pulse import Watch
 from trew.errors import ConfigError, EngineError, ModelError, NumericsError, ResumeError
 from trew.learner import Solo
+from trew.rollout.vllm.client import ServerGone
 from trew.rollout.vllm.endpoint import Endpoint
 from trew.rollout.vllm.served import served as read
 from trew.rollout.vllm.teacher import EndpointTeacher
@@ -228,6 +229,18 @@ def test_a_server_that_does_not_fit_is_refused(models, tmp_path, monkeypatch):
         refused(models, tmp_path / "run", address, said)
         monkeypatch.delenv("TREW_TEACHER_TOKEN")
         refused(models, tmp_path / "run", address, "needs its token, got none: TREW_TEACHER_TOKEN is not set")
+        fake.faults.away = 404
+        refused(models, tmp_path / "run", address, "teacher.endpoint: .*asking for its model, /version: status 404")
+
+
+def test_an_address_that_never_answered_is_refused_at_once(models):
+    """A status 404 there says that the address is wrong, or the path behind a proxy."""
+    with served(models) as (fake, address):
+        fake.faults.away = 404
+        teacher = EndpointTeacher(Endpoint.parse(address, TOKEN), request_timeout_s=2.0, wait_s=3.0, parallel=Solo())
+        with contextlib.closing(teacher), pytest.raises(EngineError, match="/version: status 404") as said:
+            teacher.meet(range(40, 80))
+    assert not isinstance(said.value, ServerGone)
 
 
 @pytest.mark.parametrize("answer", ["<html>Sign in</html>", None, {"version": "0.32.0", "data": [None]}, [1]])
@@ -349,7 +362,7 @@ def test_a_server_that_is_restarted_is_waited_for(house):
     assert "is back" in told[-1]
 
 
-@pytest.mark.parametrize("status", [500, 502, 503, 504])
+@pytest.mark.parametrize("status", [404, 500, 502, 503, 504])
 def test_a_server_that_is_away_by_the_status_of_every_answer_is_waited_for(house, status):
     """A proxy answers for a server that is being restarted, whatever it is asked."""
     fake, teacher, told = house
@@ -366,7 +379,7 @@ def test_a_server_that_is_away_by_the_status_of_every_answer_is_waited_for(house
     assert "is back" in told[-1]
 
 
-@pytest.mark.parametrize("status", [0, 503])  # 0: nothing listens
+@pytest.mark.parametrize("status", [0, 404, 503])  # 0: nothing listens
 def test_a_server_that_stays_away_ends_the_run_with_what_to_do(house, status):
     fake, teacher, _ = house
     fake.dead, fake.faults.away = not status, status

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,8 @@ ASK_S = 60.0
 """Limit of a question to a server."""
 AWAY = (500, 503)
 """Statuses of a server whose engine has died, or that is being started; a proxy in front of it sends them too."""
+LEFT = (*AWAY, 404)
+"""Statuses of a server that has answered before, and does not now: a proxy forgets the way to one that restarts."""
 CHUNK = 2048
 """Tokens that a server is asked to write as text at a time."""
 RARE = "".join(map(chr, (*range(0xA1, 0x800), *range(0x900, 0xD000, 0x155), *range(0x1F300, 0x1FA00, 0x17))))
@@ -34,18 +36,18 @@ class Served:
     vllm: str
 
 
-def served(endpoint: Endpoint) -> Served:
+def served(endpoint: Endpoint, *, away: Collection[int] = AWAY) -> Served:
     """Asks a server for its model; adapters that it has beside that do not count.
 
-    Raises ServerGone, and EngineError where it is another server than a vLLM of a version that trew knows, refuses the
-    token, or has not exactly one model."""
+    Raises ServerGone, also for a status of ``away``, and EngineError where it is another server than a vLLM of a
+    version that trew knows, refuses the token, or has not exactly one model."""
     try:
         version = _ask(endpoint, "/version").get("version")
         models = [card for card in _ask(endpoint, "/v1/models").get("data", []) if not card.get("parent")]
         names = [str(card["id"]) for card in models]
         lengths = [card.get("max_model_len") for card in models]
     except ServerRefused as error:
-        raise _refused(endpoint, error) from None
+        raise _refused(endpoint, error, away) from None
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise EngineError(
             f"server {endpoint}: its version or list of models is not as vLLM writes it ({type(error).__name__}: "
@@ -64,8 +66,8 @@ def _ask(endpoint: Endpoint, route: str) -> dict[str, Any]:
     return dict(call(endpoint, "GET", route, what=f"asking for its model, {route}", timeout_s=ASK_S))
 
 
-def _refused(endpoint: Endpoint, error: ServerRefused) -> EngineError:
-    if error.status in AWAY:
+def _refused(endpoint: Endpoint, error: ServerRefused, away: Collection[int]) -> EngineError:
+    if error.status in away:
         return ServerGone(str(error))
     if error.status not in (401, 403):
         return error

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from queue import Empty
@@ -29,7 +29,7 @@ from ...types import TrainingSample
 from .answers import LOWEST, ROUNDING, BadAnswer
 from .client import ServerGone, ServerRefused, call
 from .endpoint import Endpoint
-from .served import ASK_S, AWAY, Served, served
+from .served import ASK_S, AWAY, LEFT, Served, served
 from .traffic import Traffic
 
 COMPLETIONS = "/v1/completions"
@@ -83,6 +83,8 @@ class EndpointTeacher:
     ) -> None:  # fmt: skip
         self.endpoint, self.wait_s, self.tell = endpoint, wait_s, tell
         self.known = known
+        # Nothing is known to answer at the address before meet(): it may be a wrong one.
+        self._away: Collection[int] = AWAY
         self._parallel = parallel
         self._traffic = Traffic(hang_s=request_timeout_s)
 
@@ -111,6 +113,7 @@ class EndpointTeacher:
         found = Known(now.name, tuple(ids), tuple(self._probe(now, ids)))
         self._compare(self.known or found, found)
         self.known = self.known or found
+        self._away = LEFT
         return self.known
 
     def logprobs(self, samples: Sequence[TrainingSample]) -> Float[Tensor, "N"]:
@@ -205,7 +208,7 @@ class EndpointTeacher:
     def _read(self, answer: Any, sample: TrainingSample, name: str) -> np.ndarray:
         """The log-probs (N,) of a sample's tokens."""
         if isinstance(answer, ServerRefused):
-            raise _meant(self.endpoint, answer)
+            raise self._meant(answer)
         if isinstance(answer, Exception):
             raise answer
         # Entry i of read() is of token i + 1 of prompt and completion, so that the completion begins at P - 1.
@@ -218,7 +221,7 @@ class EndpointTeacher:
         """What is known of the teacher. Raises EngineError where the server has another model by now."""
         known = self.known
         assert known is not None, "meet() comes first"
-        now = served(self.endpoint)
+        now = served(self.endpoint, away=self._away)
         self._compare(known, Known(now.name, known.ids, tuple(self._probe(now, known.ids))))
         return known
 
@@ -248,7 +251,7 @@ class EndpointTeacher:
             values = read(answer, ids, now.name)
             _check_likeliest(answer)
         except ServerRefused as error:
-            raise _meant(self.endpoint, error) from None
+            raise self._meant(error) from None
         except BadAnswer as error:
             raise EngineError(f"teacher.endpoint: server {self.endpoint}: {what}: gave {error}") from None
         if not np.isfinite(values).all():
@@ -256,6 +259,18 @@ class EndpointTeacher:
                 f"teacher.endpoint: server {self.endpoint}: {what} are not finite: its model's weights are broken"
             )
         return values.tolist()
+
+    def _meant(self, error: ServerRefused) -> EngineError | ModelError:
+        """What a refused request means: a server on its way down or up counts as gone; what else it says, it would say
+        again."""
+        if error.status in self._away:
+            return ServerGone(str(error))
+        if error.status == 400:
+            return ModelError(
+                f"teacher.endpoint: {error}; the teacher cannot read a completion of the policy: give one with the "
+                "policy's tokens and positions"
+            )
+        return EngineError(f"teacher.endpoint: {error}")
 
     def _await(self, error: ServerGone) -> None:
         """Waits until a server that is gone has its model again."""
@@ -279,19 +294,6 @@ class EndpointTeacher:
 
 def _ids(sample: TrainingSample) -> list[int]:
     return [*sample.prompt_ids.tolist(), *sample.token_ids.tolist()]
-
-
-def _meant(endpoint: Endpoint, error: ServerRefused) -> EngineError | ModelError:
-    """What a refused request means: a server on its way down or up counts as gone; what else it says, it would say
-    again."""
-    if error.status in AWAY:
-        return ServerGone(str(error))
-    if error.status == 400:
-        return ModelError(
-            f"teacher.endpoint: {error}; the teacher cannot read a completion of the policy: give one with the "
-            "policy's tokens and positions"
-        )
-    return EngineError(f"teacher.endpoint: {error}")
 
 
 def _body(name: str, ids: Sequence[int]) -> dict[str, Any]:
