@@ -153,6 +153,15 @@ def test_a_change_that_leaves_no_run_of_the_earlier_design_is_shown(server, plac
     assert json.loads((place / "changed" / "results.json").read_text())["changed"][0].startswith("after 8 runs: ")
 
 
+def test_a_change_is_shown_where_the_runs_before_it_were_deleted(server, place, undisturbed):
+    shutil.copytree(place / "whole", place / "deleted")
+    shutil.rmtree(place / "deleted" / "runs")
+    text = (place / "study.toml").read_text()
+    (place / "deleted.toml").write_text(text.replace("set = {", "set = {steps = 3, ", 1))
+    said = server.run("study", "deleted.toml", "--out", "deleted", "--hours", "0.000001", cwd=place)
+    assert "note: changed after 8 runs: set.steps was null and is 3" in said
+
+
 def begun(server, place, *options):
     """A study that has ended one run more than before."""
     out = place / "killed"

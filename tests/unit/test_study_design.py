@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 
 import pytest
 
@@ -124,3 +125,32 @@ def test_a_claim_that_changes_after_the_first_run_is_shown_and_one_before_is_not
     assert line == 'changed after 4 runs: claims was ["b"] and is ["c"]'
     assert History.read(tmp_path).note(third, runs=9) == []
     assert History.read(tmp_path).lines() == ['after 4 runs: claims was ["b"] and is ["c"]']
+
+
+def test_runs_that_are_deleted_stay_in_the_history(tmp_path):
+    first, second, third, fourth = (study(tmp_path, claims=[claim]) for claim in "abcd")
+    History.read(tmp_path).note(first, runs=0)
+    for _ in range(5):
+        History.read(tmp_path).count()
+    # All of them are gone, and so are those of the second design later.
+    assert History.read(tmp_path).note(second, runs=0) == ['changed after 5 runs: claims was ["a"] and is ["b"]']
+    for _ in range(3):
+        History.read(tmp_path).count()
+    (line,) = History.read(tmp_path).note(third, runs=2)
+    assert line.startswith("changed after 8 runs: ")
+    # Two ended before the study was killed, which counted none.
+    (line,) = History.read(tmp_path).note(fourth, runs=4)
+    assert line.startswith("changed after 10 runs: ")
+    assert [line.partition(":")[0] for line in History.read(tmp_path).lines()] == [
+        "after 5 runs", "after 8 runs", "after 10 runs"]  # fmt: skip
+
+
+def test_a_history_without_counts_is_continued(tmp_path):
+    """That of an older trew."""
+    first, second, third = (study(tmp_path, claims=[claim]) for claim in "abc")
+    old = [{"digest": of.digest, "runs_before": runs, "design": of.to_json()} for of, runs in ((first, 0), (second, 4))]
+    (tmp_path / "history.json").write_text(json.dumps(old))
+    assert History.read(tmp_path).note(second, runs=6) == []
+    assert History.read(tmp_path).designs == tuple(old)
+    (line,) = History.read(tmp_path).note(third, runs=1)
+    assert line.startswith("changed after 6 runs: ")

@@ -234,6 +234,8 @@ class Conduct:
             place = self.place(run)
             place.tidy()
             self.rows[run] = row = read_row(run, place)
+            # At once: its folder may be deleted before another call looks at it.
+            History.read(self.out).count()
             self.fresh.append(found["seconds"])
             left = sum(other not in self.rows for other in todo)
             spent = f"{found['seconds']:.1f} s, {found['cpu_seconds']:.1f} of them of a processor"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,21 @@ from .design import Study
 from .states import write_json
 
 _FILE = "history.json"
+_COUNTS = ("made", "there")  # beside the last design
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Every design that runs were made under, in order: its digest, its content, and how many runs there were then."""
+    """Every design that runs were made under, in order: its digest, its content, and how many runs there were then.
+
+    ``made`` is how many runs have ever ended, ``there`` how many the folder had when it was last looked at: runs that
+    are deleted later were seen all the same.
+    """
 
     folder: Path
     designs: tuple[Mapping[str, Any], ...] = ()
+    made: int = 0
+    there: int = 0
 
     @staticmethod
     def read(folder: Path) -> History:
@@ -28,17 +35,36 @@ class History:
             found = json.loads((folder / _FILE).read_bytes())
         except (OSError, ValueError):
             found = []
-        return History(folder, tuple(found))
+        designs = tuple({key: value for key, value in of.items() if key not in _COUNTS} for of in found)
+        counts = found[-1] if found else {}
+        # A file without counts is an older trew's, or of another folder: what came since its last change is counted as
+        # soon as the folder is looked at.
+        made = counts.get("made", counts.get("runs_before", 0))
+        return History(folder, designs, made, counts.get("there", made))
 
     def note(self, study: Study, *, runs: int) -> list[str]:
-        """Records the design if it is new; returns a line for each change since the last one that had runs."""
-        own = {"digest": study.digest, "runs_before": runs, "design": study.to_json()}
-        if self.designs and self.designs[-1]["digest"] == study.digest:
+        """Records the design if it is new; returns a line for each change since the last one that had runs. ``runs``
+        are in the folder now."""
+        # More than there were: those that ended just before the study was killed.
+        now = replace(self, made=self.made + max(runs - self.there, 0), there=runs)
+        if now.designs and now.designs[-1]["digest"] == study.digest:
+            now._write()
             return []
+        own = {"digest": study.digest, "runs_before": now.made, "design": study.to_json()}
         # A design that no run was made under is no history: replaced as long as nothing has been seen.
-        kept = [d for i, d in enumerate(self.designs) if self._had_runs(i, runs)]
-        write_json(self.folder / _FILE, [*kept, own])
-        return [f"changed after {runs} runs: {line}" for line in changes(kept[-1], own)] if kept else []
+        kept = [design for number, design in enumerate(now.designs) if now._had_runs(number)]
+        replace(now, designs=(*kept, own))._write()
+        return [f"changed after {now.made} runs: {line}" for line in changes(kept[-1], own)] if kept else []
+
+    def count(self) -> None:
+        """Counts a run that has just ended."""
+        # Without a design somebody has removed the file: the next call begins another.
+        if self.designs:
+            replace(self, made=self.made + 1, there=self.there + 1)._write()
+
+    def _write(self) -> None:
+        *earlier, last = self.designs
+        write_json(self.folder / _FILE, [*earlier, {**last, "made": self.made, "there": self.there}])
 
     @staticmethod
     def begin(folder: Path, study: Study, designs: Sequence[Mapping[str, Any]]) -> None:
@@ -48,8 +74,8 @@ class History:
             only = {"digest": study.digest, "runs_before": 0, "design": study.to_json()}
             write_json(folder / _FILE, list(designs) or [only])
 
-    def _had_runs(self, number: int, now: int) -> bool:
-        after = self.designs[number + 1]["runs_before"] if number + 1 < len(self.designs) else now
+    def _had_runs(self, number: int) -> bool:
+        after = self.designs[number + 1]["runs_before"] if number + 1 < len(self.designs) else self.made
         return after > self.designs[number]["runs_before"]
 
     def lines(self) -> list[str]:
