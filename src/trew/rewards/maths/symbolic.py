@@ -5,7 +5,8 @@ It imports nothing of trew, and no text is ever handed to ``sympify``: math-veri
 ``run({"gold": ..., "answer": ...})`` answers with ``{"equal": bool}`` or ``{"error": why}``.
 
 math-verify compares numbers after rounding (sin 1 is 0.841471 to it). A "yes" therefore has to stand up to a second
-look: both sides, decimals taken as the exact numbers they spell, must agree to 50 digits at several places.
+look: both sides, decimals taken as the exact numbers they spell, must agree to 50 digits at several places; sides with
+several formulas in them, part by part.
 """
 
 from __future__ import annotations
@@ -42,6 +43,11 @@ def run(payload: dict[str, str]) -> dict[str, Any]:
     if answer is None:
         return {"equal": False, "why": "math-verify cannot read the answer"}
     from math_verify import verify
+    from sympy import S
+
+    # Every half-open interval with its ends in the wrong order, (2, sin 1], is the empty set to sympy.
+    if gold == answer == S.EmptySet:
+        return {"equal": False, "why": "an interval with nothing in it"}
 
     if not verify(gold, answer, timeout_seconds=None):
         return {"equal": False}
@@ -73,11 +79,75 @@ def _parsed(text: str) -> Any:
 
 
 def _differ(gold: Any, answer: Any) -> bool:
-    """Whether the two are provably different formulas; False for anything that is no formula (sets, relations)."""
+    """Whether the two are provably different: formulas by their values, sets, intervals … by what is in them."""
     import sympy
 
-    if not (isinstance(gold, sympy.Expr) and isinstance(answer, sympy.Expr)):
+    gold, answer = _worked_out(_unnamed(gold, answer)), _worked_out(_unnamed(answer, gold))
+    if all(isinstance(side, sympy.Expr) and not side.has(sympy.MatrixExpr) for side in (gold, answer)):
+        return _differ_in_value(gold, answer)
+    (left, ordered), (right, ordered_too) = _parts(gold), _parts(answer)
+    if not left or not right:
         return False
+    if ordered and ordered_too:
+        return len(left) != len(right) or any(map(_differ, left, right))
+    # In any order each part needs one on the other side that it may equal.
+    lonely = (all(_differ(g, a) for a in right) for g in left)
+    return any(lonely) or any(all(_differ(g, a) for g in left) for a in right)
+
+
+def _unnamed(thing: Any, other: Any) -> Any:
+    """Of x = 5 or x < 5 the 5, where ``other`` is a relation of the same name, or none."""
+    from sympy.core.relational import Relational
+
+    if not isinstance(thing, Relational):
+        return thing
+    shared = _names(thing) & _names(other) if isinstance(other, Relational) else _names(thing)
+    if not shared:
+        return thing
+    name = min(shared, key=str)
+    return thing.rhs if thing.lhs == name else thing.lhs
+
+
+def _worked_out(thing: Any) -> Any:
+    """A product or sum of matrices as one matrix, if sympy can tell."""
+    from sympy.matrices import MatrixBase, MatrixExpr
+
+    if isinstance(thing, MatrixBase) or not thing.has(MatrixExpr):
+        return thing
+    try:
+        done = thing.doit()
+        return done.as_explicit() if done.is_Matrix else done
+    except MemoryError:
+        raise
+    except Exception:
+        return thing
+
+
+def _names(relation: Any) -> set[Any]:
+    """The sides of a relation that are a name alone."""
+    return {side for side in (relation.lhs, relation.rhs) if side.is_Symbol}
+
+
+def _parts(thing: Any) -> tuple[list[Any], bool]:
+    """What is in a tuple, set, interval, matrix or in joined relations, and whether its order counts; else nothing."""
+    import sympy
+    from sympy.matrices import MatrixBase
+
+    if isinstance(thing, MatrixBase):
+        return list(thing.flat()), True
+    if isinstance(thing, sympy.Interval):
+        return [thing.start, thing.end], True
+    if isinstance(thing, sympy.Expr):
+        return ([] if thing.has(sympy.MatrixExpr) else [thing]), True
+    if isinstance(thing, (sympy.Tuple, sympy.FiniteSet, sympy.Union, sympy.Complement, sympy.And, sympy.Or)):
+        return list(thing.args), isinstance(thing, sympy.Tuple)
+    return [], False
+
+
+def _differ_in_value(gold: Any, answer: Any) -> bool:
+    """Whether two formulas have provably different values somewhere."""
+    import sympy
+
     try:
         gold, answer = _exact(gold), _exact(answer)
         names = sorted(gold.free_symbols | answer.free_symbols, key=str)
