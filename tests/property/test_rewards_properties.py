@@ -70,6 +70,7 @@ def test_any_gold_is_judged_or_bad(gold: Any) -> None:
 
 # ------------------------------------------------------------------------------------------------------ exactness
 
+small = st.integers(-10_000, 10_000)
 decimals = st.decimals(min_value=-(10**12), max_value=10**12, places=4, allow_nan=False, allow_infinity=False)
 STYLES: list[Callable[[str], str]] = [
     lambda s: s,
@@ -95,6 +96,14 @@ def test_a_number_in_any_spelling_is_itself_and_no_other(
     assert grade("gsm8k", f"#### {text}", number + 1).score == 0.0
     nearby = Fraction(number) + Fraction(1, 10**30)
     assert grade("gsm8k", f"#### {text}", nearby).score == 0.0
+
+
+@given(small, small, st.sampled_from(["-", "\u2212", "- ", "\u2212 ", "-\u00a0"]))
+def test_a_result_has_its_sign_however_the_minus_stands(a: int, b: int, minus: str) -> None:
+    result = str(a - b).replace("-", minus)
+    for text in (f"({a}) - ({b}) = {result}", f"{a} less {b} is {result}", f"so ${result}$", f"{a} and {b}: {result}."):
+        assert grade("arithmetic", text, a - b).score == 1
+        assert grade("arithmetic", text, b - a).score == (a == b)
 
 
 @given(

@@ -6,6 +6,7 @@ import json
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -127,6 +128,42 @@ def test_strict_extraction(text: str, answer: str | None) -> None:
 )
 def test_flexible(text: str, gold: str, score: float) -> None:
     assert grade("gsm8k", text, gold, mode="flexible").score == score
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("7 - 11 = - 4", -4),
+        ("x = \u2212 4", -4),
+        ("The answer is - 4.", -4),
+        ("The answer: - 4", -4),
+        ("- 4", -4),
+        ("(- 4)", -4),
+        ("\\boxed{- 4}", -4),
+        ("so **- 4**", -4),
+        ("it is $- 4$", -4),
+        ("= \\(- 4\\)", -4),
+        ("=\n- 4", -4),
+        ("= -$ 4", -4),
+        ("= - $4", -4),
+        ("= - 1,200.50", Fraction(-2401, 2)),
+        ("The sum of 3 and - 7 equals - 4", -4),
+        ("Left:\n- 4", 4),  # an item of a list
+        ("Left:\n- 3 apples\n- 4 pears", 4),
+        ("7 - 4", None),  # a difference that was not worked out
+        ("(7) - 4", None),
+        ("7% - 4", None),
+        ("$7 - $4", None),
+        ("3, - 4", None),
+        ("3 or - 4", None),
+        ("3 \\times - 4", None),
+    ],
+)
+def test_a_minus_that_stands_apart_is_a_sign_where_nothing_is_subtracted_from(text: str, number: Any) -> None:
+    assert last_number(text).value == number
+    for kind, args in (("arithmetic", {}), ("gsm8k", {"mode": "flexible"})):
+        assert grade(kind, text, 4, **args).score == (number == 4)
+        assert grade(kind, text, -4, **args).score == (number == -4)
 
 
 def test_flexible_is_not_strict() -> None:

@@ -44,6 +44,11 @@ _GROUP_SPACE = re.compile(r"(?<=\d)(?:[\u00a0\u2009\u202f]|\\,|\{,\})(?=\d{3}(?!
 
 _MINUS = dict.fromkeys(map(ord, "\u2212\u2013\uff0d\ufe63\u2010\u2011"), "-")  # minus, en dash, fullwidth, hyphens
 _CURRENCY = "$€£¥₹₩＄"
+# A minus with space behind it, up to the number or its currency: "- 5", "-$ 5".
+_MINUS_APART = re.compile(r"-[ \t\u00a0\u2009\u202f]{0,4}(?:\\?[$€£¥₹₩＄][ \t\u00a0\u2009\u202f]{0,4})?\Z")
+# What a minus with space behind it cannot subtract from, so that it is a sign.
+_NO_LEFT_SIDE = "=:([{<>,;≈~/*×÷·^|&≤≥"
+_LAST_WORD = re.compile(r"(\d\s*)?([^\W\d_]+)$")
 
 _JOINING = """
     + - * ** / // ^ × ÷ · ∗ x times cdot div over plus minus mod ± pm to and or and/or
@@ -337,12 +342,37 @@ def _sign(text: str, start: int) -> tuple[bool, int]:
     """
     begin, at = _before_digits(text, start)
     if at < 0:
-        return False, begin
+        apart = _MINUS_APART.search(text, max(0, begin - 12), begin)
+        return (True, apart.start()) if apart and _is_sign(text, apart.start()) else (False, begin)
     before = text[max(0, at - 16) : at]
     previous = before.rstrip()[-1:]
     attached = before[-1:] == previous
     binary = previous.isdigit() or previous in tuple(")]}%") or (attached and previous.isalnum())
     return (False, at + 1) if binary else (text[at] == "-", begin)
+
+
+def _is_sign(text: str, at: int) -> bool:
+    """Whether a minus at ``at`` with space behind it makes the number behind it negative: after =, a bracket that
+    opens, a word, or nothing. It may as well subtract, or begin an item of a list on a line of its own.
+    """
+    before = text[max(0, at - 24) : at]
+    if not before.strip():
+        return at < 24
+    line = before.rstrip(" \t")
+    if line.endswith("\n"):
+        return line.rstrip()[-1] in "=([{"  # a formula that goes on; anything else is followed by a list
+    # Of bold type, a quotation or a formula that begins with the minus, what is in front of it.
+    left = (line.rstrip("*_`$\"'“") if line == before else line).rstrip()
+    if not left or left[-1] in _NO_LEFT_SIDE:
+        return True
+    found = _LAST_WORD.search(left)
+    if found is None:
+        return False
+    counted, word = found[1], found[2].lower()
+    if word in _BETWEEN or (word in JOINERS and word != "x"):
+        return True
+    # x - 4 is a difference, and so is 10 apples - 4.
+    return not counted and (len(word) > 1 or not word.isascii())
 
 
 def _before_digits(text: str, start: int) -> tuple[int, int]:
