@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trew.rewards import grade
 
@@ -37,3 +39,44 @@ def test_a_rounded_decimal_is_not_the_value_of_a_function_wherever_it_stands(gol
 
 def test_intervals_with_their_ends_in_the_wrong_order_are_not_all_the_same() -> None:
     assert score(r"(2, \cos 1]", r"(2, \sin 1]") == 0
+
+
+@pytest.mark.parametrize(
+    ("gold", "right", "wrong"),
+    [
+        ("(5,6)", "x=5, y=6", "y=5, x=6"),
+        ("(5,6)", "y=6, x=5", "x=6, y=5"),
+        ("(5,6)", "(x,y)=(5,6)", "(y,x)=(5,6)"),
+        ("(x,y)=(5,6)", "(y,x)=(6,5)", "(y,x)=(5,6)"),
+        ("(x,y)=(5,6)", "y=6, x=5", "y=5, x=6"),
+        ("x=5, y=6", "(x,y)=(5,6)", "(a,b)=(5,6)"),
+        ("y=6, x=5", "(5,6)", "(6,5)"),
+        ("(y,x)=(5,6)", "(5,6)", "(6,5)"),  # such a gold says what is asked for first
+        ("(1,2,3)", "z=3, x=1, y=2", "z=1, y=2, x=3"),
+        ("(5,6)", "x_2=6, x_{1}=5", "x_2=5, x_1=6"),
+        ("x_{10}=6, x_2=5", "(5,6)", "(6,5)"),
+        ("(2,3)", "m=2, b=3", "m=3, b=2"),  # m and b are no neighbours: they stand as they are written
+        (r"(\sin 1, 2)", r"y=2, x=\cos(\frac{\pi}{2}-1)", r"y=\cos(\frac{\pi}{2}-1), x=2"),
+        (r"(x,y)=(\sin 1, 2)", r"y=2, x=\cos(\frac{\pi}{2}-1)", r"y=\cos(\frac{\pi}{2}-1), x=2"),
+        ("5, 6", "y=5, x=6", "y=5, x=7"),  # a list without brackets has no order
+    ],
+)
+def test_named_values_are_compared_by_name(gold: str, right: str, wrong: str) -> None:
+    assert score(right, gold) == 1
+    assert score(wrong, gold) == 0
+
+
+@given(
+    st.permutations("xyz"), st.lists(st.integers(-99, 99), min_size=3, max_size=3, unique=True), st.permutations("xyz")
+)
+def test_the_order_of_named_values_does_not_matter(order: list[str], values: list[int], others: list[str]) -> None:
+    value = dict(zip("xyz", values, strict=True))
+    gold = f"({','.join('xyz')})=({','.join(map(str, values))})"
+    for place in ("xyz", order):
+        answer = ", ".join(f"{name}={value[name]}" for name in place)
+        point = f"({','.join(place)})=({','.join(str(value[name]) for name in place)})"
+        for known in (gold, gold.partition("=")[2], answer, point):
+            if known is not point or place == "xyz":
+                assert score(answer, known) == score(point, known) == 1, known
+    swapped = ", ".join(f"{name}={value[other]}" for name, other in zip("xyz", others, strict=True))
+    assert score(swapped, gold) == score(gold, swapped) == (others == list("xyz"))

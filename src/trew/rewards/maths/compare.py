@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from . import algebra, intervals, units
 from .algebra import Value
 from .answers import read
+from .coordinates import in_usual_order, named_values
 from .not_exact import NotExact
 from .shapes import Answer, AnswerList, Based, Equation, Matrix, Named, Scalar, Shape, Union, Unknown, Words
 from .units import Unit
@@ -52,6 +53,13 @@ def _same(a: Answer, g: Answer) -> bool | None:
     left, right = a.shape, g.shape
     if isinstance(left, Scalar) and isinstance(right, Scalar):
         return _scalars(left, right)
+    # Values that both sides name are compared by name. A point without names has x before y.
+    if (values := named_values(left)) and (others := named_values(right)):
+        return _in_order([values[n] for n in others], [*others.values()]) if values.keys() == others.keys() else False
+    a = in_usual_order(a)
+    if not isinstance(right, Named):  # a gold of (y, x) = (5, 6) says itself which of them is asked for first
+        g = in_usual_order(g)
+    left, right = a.shape, g.shape
     # math-verify may take the bound of x < 5 for the value 5: an inequality never equals a number.
     if _RELATION.search(a.text) and _is_no_relation(left, right):
         return False

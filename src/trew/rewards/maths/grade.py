@@ -17,6 +17,7 @@ from ..thinking import after_thinking
 from ..verdict import Verdict, bad_gold, no_answer, right_or_wrong
 from . import compare, extract, units
 from .answers import read
+from .coordinates import as_points, named_values
 from .normalise import MAX_ANSWER, normalise
 from .shapes import Answer, AnswerList, Equation, Matrix, Named, Scalar, Union, Unknown
 from .tokens import tokenize
@@ -76,7 +77,7 @@ def _decided(cases: list[_Undecided]) -> list[Verdict]:
     if not math_verify_is_there():
         why = f"exact algebra cannot decide this; math-verify can: {install_extra(EXTRA)}"
         return [Verdict(None, "sandbox_error", None, why) for _ in cases]
-    payloads = [{"gold": _formula(case.gold), "answer": _formula(case.answer)} for case in cases]
+    payloads = [_texts(case.answer, case.gold) for case in cases]
     return [_judged(case, out) for case, out in zip(cases, POOL.run_many(payloads), strict=True)]
 
 
@@ -107,6 +108,13 @@ def _exactly(completion: str, gold: Any, *, require_boxed: bool = True, thinking
         return _Undecided(written, answer, target.answer)
     detail = answer.shape.why if isinstance(answer.shape, Unknown) and not verdict else ""
     return right_or_wrong(verdict, extracted=written, detail=detail)
+
+
+def _texts(answer: Answer, gold: Answer) -> dict[str, str]:
+    """What math-verify is asked about. It does not know whose value is whose, so that these are put in order before."""
+    if isinstance(gold.shape, (AnswerList, Named, Matrix)) and (named_values(answer.shape) or named_values(gold.shape)):
+        return dict(zip(("answer", "gold"), as_points(answer, gold), strict=True))
+    return {"gold": _formula(gold), "answer": _formula(answer)}
 
 
 def _formula(answer: Answer) -> str:
