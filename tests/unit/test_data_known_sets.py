@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trew.cli.data import convert, prepare, show
 from trew.cli.main import main
@@ -124,6 +127,10 @@ def test_math_reads_verl_rows_numbers_and_gsm8k_and_says_which_columns_it_wants(
         (r"\boxed{a \} b}", r"a \} b"),
         (r"\fbox{2}", "2"),
         (r"$\boxed 7$.", "7"),
+        (r"$\boxed 1.5$", "1.5"),
+        (r"$\fbox 1,200$", "1,200"),
+        (r"$\boxed -3/4$", "-3/4"),
+        (r"\boxed{5} is less than \boxed", "5"),
         (r"\boxed{x_{1}} and \boxed{y^{2}}", "y^{2}"),
         ("nothing", None),
         (r"\boxed{" + "{" * 5000, None),
@@ -131,6 +138,18 @@ def test_math_reads_verl_rows_numbers_and_gsm8k_and_says_which_columns_it_wants(
 )
 def test_boxed(solution: str, found: str | None) -> None:
     assert boxed(solution) == found
+
+
+@given(
+    st.sampled_from(["\\boxed{@}", "\\boxed @", "\\fbox{@}", "\\fbox @", "\\boxed{ @ }"]),
+    st.decimals(-9999, 9999, places=2),
+    st.sampled_from(["{}", "{:,}"]),
+)
+def test_a_solution_in_a_box_scores_1_against_the_gold_read_from_it(box: str, value: Decimal, form: str) -> None:
+    solution = f"So ${box.replace('@', form.format(value))}$"
+    assert boxed(solution) == form.format(value)
+    assert grade("math", solution, boxed(solution)).score == 1
+    assert grade("math", solution, str(value)).score == 1
 
 
 # ------------------------------------------------------------------------------------------------- MBPP and HumanEval

@@ -14,6 +14,7 @@ from typing import Any
 from ...config import RewardConfig
 from ...errors import DataError, nearest
 from ...types import Prompt
+from ...utils.boxes import last_box
 from ..messages import user_turn
 from ..rows import BadRow, Row, Split, columns_of, show, text_column, to_prompts
 from ..verl import is_verl, parse_row
@@ -26,10 +27,6 @@ SUBJECTS = (
     "Precalculus",
 )  # fmt: skip
 LEVELS = (1, 2, 3, 4, 5)
-# A box with its brace, or what stands behind it without one: \boxed 5.
-_BOX = re.compile(r"\\(?:boxed|fbox)(?:\s*(\{)|\s+([^\s{}$.,]+))")
-# An escaped character, or a brace.
-_PIECE = re.compile(r"\\.|[{}]", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,24 +128,14 @@ def _gold(row: Row) -> str:
 
 
 def boxed(solution: str) -> str | None:
-    r"""The content of a solution's last ``\boxed{...}`` or ``\fbox{...}``; None without one. ``\boxed 5`` gives 5.
+    r"""The content of a solution's last ``\boxed{...}`` or ``\fbox{...}``, read as the reward ``math`` reads those of
+    completions; None without one. ``\boxed 5`` gives 5.
 
     >>> boxed(r"First \boxed{1}, then $\boxed{\frac{1}{\{2\}}}$."), boxed(r"so $\boxed 5$"), boxed(r"\boxed{1")
     ('\\frac{1}{\\{2\\}}', '5', None)
     """
-    boxes = list(_BOX.finditer(solution))
-    if not boxes:
-        return None
-    last = boxes[-1]
-    if last[2]:
-        return last[2]
-    depth, start = 1, last.end()
-    # An escaped brace is one piece with its backslash, and counts for neither side.
-    for piece in _PIECE.finditer(solution, start):
-        depth += {"{": 1, "}": -1}.get(piece[0], 0)
-        if depth == 0:
-            return solution[start : piece.start()].strip()
-    return None
+    found = last_box(solution)
+    return None if found is None else found.strip()
 
 
 def level_of(value: Any) -> int | None:
