@@ -80,3 +80,19 @@ def test_the_order_of_named_values_does_not_matter(order: list[str], values: lis
                 assert score(answer, known) == score(point, known) == 1, known
     swapped = ", ".join(f"{name}={value[other]}" for name, other in zip("xyz", others, strict=True))
     assert score(swapped, gold) == score(gold, swapped) == (others == list("xyz"))
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold"),
+    [
+        (r"\infty - \infty", "0"),
+        (r"0 \cdot \infty", "0"),
+        (r"\frac{\infty}{\infty}", "1"),
+        (r"\infty^0", "1"),
+        (r"x - \infty + \infty", "x"),
+        (r"(0 \cdot \infty, 1)", "(0, 1)"),
+    ],
+)
+def test_infinity_does_not_cancel(answer: str, gold: str) -> None:
+    assert score(answer, gold) == 0
+    assert grade("math", r"\boxed{0}", answer).status == "bad_gold"

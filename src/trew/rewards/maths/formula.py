@@ -8,11 +8,13 @@ from fractions import Fraction
 from ..numbers import read_digits
 from . import algebra, functions, units
 from .algebra import Value
-from .not_exact import Malformed, NotExact, TooLarge
+from .not_exact import Malformed, NotExact, TooLarge, Undefined
 from .tokens import FUNCTIONS, NAMES, SHORT_WORDS, Token, is_value
 
 MAX_DEPTH = 40
 MAX_FACTORIAL = 5000
+
+_INFINITY = frozenset({"infinity", "inf", "oo", "infty"})
 
 
 def value(tokens: list[Token], *, sign: int = 1) -> Value:
@@ -29,6 +31,9 @@ def value(tokens: list[Token], *, sign: int = 1) -> Value:
         raise (Malformed if token in (")", "]", "}", "\\}", "&", "\\\\", "\\ldots", '"') else NotExact)(
             f"{token[:20]!r} is not expected there"
         )
+    # It is a variable to the algebra, which would call ∞ - ∞ and 0 · ∞ nothing.
+    if "∞" not in found.variables and any(t.text.lstrip("\\").lower() in _INFINITY for t in tokens):
+        raise Undefined("infinity without a value")
     return found
 
 
@@ -303,7 +308,7 @@ class _Parser:
             return self.apply(word)
         if word in NAMES or word in ("pi", "Pi"):
             return self.named(word)
-        if word.lower() in ("infinity", "inf", "oo", "infty"):
+        if word.lower() in _INFINITY:
             return algebra.variable("∞")
         if len(word) > 1 and (len(word) > 3 or word.lower() in SHORT_WORDS):
             raise NotExact(f"the word {word[:20]!r}")
