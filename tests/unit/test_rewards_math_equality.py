@@ -96,3 +96,12 @@ def test_the_order_of_named_values_does_not_matter(order: list[str], values: lis
 def test_infinity_does_not_cancel(answer: str, gold: str) -> None:
     assert score(answer, gold) == 0
     assert grade("math", r"\boxed{0}", answer).status == "bad_gold"
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold"),
+    [("x'", "x"), ("x", "x'"), ("f''", "f'"), ("f'(x) = 2x", "f(x) = 2x"), (r"\{x', 2\}", r"\{x, 2\}"), ("2f'", "2f")],
+)
+def test_a_prime_makes_another_variable(answer: str, gold: str) -> None:
+    assert score(answer, gold) == 0
+    assert score(gold, gold) == score(answer, answer) == 1

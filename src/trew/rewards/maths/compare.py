@@ -15,6 +15,7 @@ from .shapes import Answer, AnswerList, Based, Equation, Matrix, Named, Scalar, 
 from .units import Unit
 
 _RELATION = re.compile(r"\\(?:ne|le|ge)(?![A-Za-z])|[<>]")
+_PRIMES = re.compile(r"(?<=[A-Za-z)}\]])(?:\s*')+|\\prime(?![A-Za-z])")
 _ANY_ORDER = frozenset({"{}", ",", "±"})
 
 
@@ -91,6 +92,9 @@ def _is_no_relation(left: Shape, right: Shape) -> bool:
 def _unknown(a: Answer, g: Answer) -> bool | None:
     """Compares answers of which one cannot be computed; None leaves the two to math-verify."""
     left, right = a.shape, g.shape
+    # math-verify does not see primes, but f' is not f.
+    if _primes(a) != _primes(g):
+        return False
     # An answer that is no mathematics is wrong, and nothing equals such a gold; math-verify decides the rest.
     if isinstance(left, Unknown) and (not left.readable or (left.too_large and not isinstance(right, Unknown))):
         return False
@@ -116,6 +120,8 @@ def _both_named(left: Named, right: Named) -> bool | None:
         return _same(left.item, right.item)
     if left.equation is not None and right.equation is not None:
         return _proportional(left.equation, right.equation)
+    if left.name.count("'") != right.name.count("'") and "\\text" not in left.name + right.name:  # f' is not f
+        return False
     # A description (area = 5) may be worded in many ways; x and y are different things.
     described = left.name.strip("{}").startswith("\\text") or right.name.startswith("\\text") or len(left.name) > 3
     return _same(left.item, right.item) if described else False
@@ -124,7 +130,13 @@ def _both_named(left: Named, right: Named) -> bool | None:
 def _words(a: Answer, g: Answer) -> bool:
     left = a.shape.text if isinstance(a.shape, Words) else a.plain
     right = g.shape.text if isinstance(g.shape, Words) else g.plain
+    if len(left) == 1 and _primes(a) != _primes(g):  # x' is a variable, and another than x
+        return False
     return bool(left) and left == right
+
+
+def _primes(answer: Answer) -> int:
+    return sum(max(1, found.count("'")) for found in _PRIMES.findall(answer.text))
 
 
 def _based(a: Answer, g: Answer) -> bool:
