@@ -105,3 +105,17 @@ def test_infinity_does_not_cancel(answer: str, gold: str) -> None:
 def test_a_prime_makes_another_variable(answer: str, gold: str) -> None:
     assert score(answer, gold) == 0
     assert score(gold, gold) == score(answer, answer) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "wanted"),
+    [
+        (r"\sin 1 = 2", "2", 0),
+        (r"\sin 1 = \cos 1", r"\cos 1", 0),
+        (r"\int_0^1 x dx = 1", "1", 0),
+        (r"\int_0^1 x dx = \frac{1}{2}", r"\frac{1}{2}", 1),
+        (r"f(x) = \sin 1", r"\sin 1", 1),
+    ],
+)
+def test_an_equation_of_numbers_that_differ_is_neither_of_them(answer: str, gold: str, wanted: float) -> None:
+    assert score(answer, gold) == wanted

@@ -51,6 +51,8 @@ def run(payload: dict[str, str]) -> dict[str, Any]:
 
     if not verify(gold, answer, timeout_seconds=None):
         return {"equal": False}
+    if _contradicts_itself(answer):
+        return {"equal": False, "why": "its sides are not equal"}
     if _differ(gold, answer):
         return {"equal": False, "why": "equal only after rounding"}
     return {"equal": True}
@@ -93,6 +95,16 @@ def _differ(gold: Any, answer: Any) -> bool:
     # In any order each part needs one on the other side that it may equal.
     lonely = (all(_differ(g, a) for a in right) for g in left)
     return any(lonely) or any(all(_differ(g, a) for g in left) for a in right)
+
+
+def _contradicts_itself(answer: Any) -> bool:
+    """Whether an answer says of two numbers that they are equal which are not: sin 1 = 2, of which a side is right."""
+    import sympy
+
+    if not isinstance(answer, sympy.Eq) or answer.free_symbols:
+        return False
+    sides = (answer.lhs, answer.rhs)
+    return all(isinstance(side, sympy.Expr) for side in sides) and _differ_in_value(*sides)
 
 
 def _unnamed(thing: Any, other: Any) -> Any:
