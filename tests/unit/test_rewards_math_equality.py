@@ -119,3 +119,11 @@ def test_a_prime_makes_another_variable(answer: str, gold: str) -> None:
 )
 def test_an_equation_of_numbers_that_differ_is_neither_of_them(answer: str, gold: str, wanted: float) -> None:
     assert score(answer, gold) == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "gold"), [("The value is - 4.", "-4"), ("so x = \u2212 4", "-4"), ("Items:\n- 4", "4"), ("it is -4", "-4")]
+)
+def test_without_a_box_the_sign_that_stands_apart_is_read_too(text: str, gold: str) -> None:
+    assert grade("math", text, gold, require_boxed=False).score == 1
+    assert grade("math", text, gold.strip("-") if "-" in gold else "-4", require_boxed=False).score == 0

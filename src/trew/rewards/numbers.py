@@ -342,13 +342,25 @@ def _sign(text: str, start: int) -> tuple[bool, int]:
     """
     begin, at = _before_digits(text, start)
     if at < 0:
-        apart = _MINUS_APART.search(text, max(0, begin - 12), begin)
-        return (True, apart.start()) if apart and _is_sign(text, apart.start()) else (False, begin)
+        apart = sign_apart(text, begin)
+        return (True, apart) if apart >= 0 else (False, begin)
     before = text[max(0, at - 16) : at]
     previous = before.rstrip()[-1:]
     attached = before[-1:] == previous
     binary = previous.isdigit() or previous in tuple(")]}%") or (attached and previous.isalnum())
     return (False, at + 1) if binary else (text[at] == "-", begin)
+
+
+def sign_apart(text: str, begin: int) -> int:
+    """Where the minus is that stands apart from the number at ``begin`` and is its sign; -1 without one.
+
+    >>> sign_apart("x = - 4", 6), sign_apart("7 - 4", 4), sign_apart("x = \u2212 4", 6)
+    (4, -1, 4)
+    """
+    first = max(0, begin - 40)  # more is not looked at
+    near = text[first:begin].translate(_MINUS)
+    found = _MINUS_APART.search(near, max(0, len(near) - 12))
+    return first + found.start() if found and _is_sign(near, found.start()) else -1
 
 
 def _is_sign(text: str, at: int) -> bool:

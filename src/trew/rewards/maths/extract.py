@@ -6,6 +6,7 @@ import re
 from collections import deque
 
 from ...utils.boxes import last_box
+from ..numbers import sign_apart
 
 MAX_READ = 200_000  # characters at the end of a completion that are searched: an answer stands at the end
 MAX_UNBOXED = 20_000  # the same, if there is no box
@@ -72,7 +73,8 @@ def _last_number(text: str) -> tuple[str | None, str]:
     # "3 and 5" or "3, 5" gives two numbers, of which the last must not count as the answer.
     if len(numbers) == 2 and _joins(text[numbers[0].end() : last.start()]):
         return None, "several numbers"
-    return last.group(), ""
+    sign = sign_apart(text, last.start())
+    return text[last.start() if sign < 0 else sign : last.end()], ""
 
 
 def _joins(between: str) -> bool:
