@@ -148,6 +148,11 @@ def test_flexible(text: str, gold: str, score: float) -> None:
         ("= - $4", -4),
         ("= - 1,200.50", Fraction(-2401, 2)),
         ("The sum of 3 and - 7 equals - 4", -4),
+        ("we get - 4", -4),
+        ("答案是 - 4", -4),
+        ("Final answer - 4", 4),  # a dash
+        ("Answer \u2013 4", 4),
+        ("**Total** - $4", 4),
         ("Left:\n- 4", 4),  # an item of a list
         ("Left:\n- 3 apples\n- 4 pears", 4),
         ("7 - 4", None),  # a difference that was not worked out

@@ -48,7 +48,13 @@ _CURRENCY = "$€£¥₹₩＄"
 _MINUS_APART = re.compile(r"-[ \t\u00a0\u2009\u202f]{0,4}(?:\\?[$€£¥₹₩＄][ \t\u00a0\u2009\u202f]{0,4})?\Z")
 # What a minus with space behind it cannot subtract from, so that it is a sign.
 _NO_LEFT_SIDE = "=:([{<>,;≈~/*×÷·^|&≤≥"
-_LAST_WORD = re.compile(r"(\d\s*)?([^\W\d_]+)$")
+_LEADS = """
+    be is are was were equal equals get gets got give gives gave giving yield yields make makes become becomes
+    obtain have has of at by from than so thus hence therefore then exactly only just about
+"""
+_LEADING = frozenset(_LEADS.split())
+"""Words behind which a number has its sign."""
+_LAST_WORD = re.compile(r"[^\W\d_]+$")
 
 _JOINING = """
     + - * ** / // ^ × ÷ · ∗ x times cdot div over plus minus mod ± pm to and or and/or
@@ -365,7 +371,8 @@ def sign_apart(text: str, begin: int) -> int:
 
 def _is_sign(text: str, at: int) -> bool:
     """Whether a minus at ``at`` with space behind it makes the number behind it negative: after =, a bracket that
-    opens, a word, or nothing. It may as well subtract, or begin an item of a list on a line of its own.
+    opens, a word that a number follows ("is"), or nothing. It may as well subtract, be a dash, or begin an item of a
+    list on a line of its own.
     """
     before = text[max(0, at - 24) : at]
     if not before.strip():
@@ -374,17 +381,15 @@ def _is_sign(text: str, at: int) -> bool:
     if line.endswith("\n"):
         return line.rstrip()[-1] in "=([{"  # a formula that goes on; anything else is followed by a list
     # Of bold type, a quotation or a formula that begins with the minus, what is in front of it.
-    left = (line.rstrip("*_`$\"'“") if line == before else line).rstrip()
+    left = (line.rstrip("*_`$\"'“") if line == before else line.removesuffix("**")).rstrip()
     if not left or left[-1] in _NO_LEFT_SIDE:
         return True
     found = _LAST_WORD.search(left)
     if found is None:
         return False
-    counted, word = found[1], found[2].lower()
-    if word in _BETWEEN or (word in JOINERS and word != "x"):
-        return True
-    # x - 4 is a difference, and so is 10 apples - 4.
-    return not counted and (len(word) > 1 or not word.isascii())
+    word = found[0].lower()
+    # x - 4 is a difference, and so is 10 apples - 4; behind other words, as in "Answer - 4", it may be a dash.
+    return word in _LEADING or word.endswith(("是", "为", "等于")) or (word in JOINERS and word != "x")
 
 
 def _before_digits(text: str, start: int) -> tuple[int, int]:
