@@ -13,13 +13,14 @@ from study_help import row, simulated, study
 from trew.eval.seeds import pairs_needed
 from trew.eval.statistics import Interval
 from trew.runs.report.shades import ShadedRow, shades
-from trew.study.analysis import FIGURES, jointly, regimes, spreads
+from trew.study.analysis import FIGURES, equal_budget, jointly, regimes, spreads
 from trew.study.choice import choose
 from trew.study.design import Cell
 from trew.study.history import History
 from trew.study.pictures import _profiles, draw
 from trew.study.report import describe, page, write_report
 from trew.study.results import assemble, text
+from trew.study.rows import final_of
 from trew.study.tables import interval_text
 
 NS = "{http://www.w3.org/2000/svg}"
@@ -36,6 +37,47 @@ def test_results_read_back_and_the_page_is_the_same(tmp_path):
     for name in draw(found):
         assert (tmp_path / name).read_text().startswith("<svg")
         assert name in (tmp_path / "report.md").read_text()
+
+
+def test_algorithms_that_sample_more_in_a_step_are_compared_at_equal_completions(tmp_path):
+    """``greedy`` learns from each completion what ``clip`` does, and takes twice as many in a step: at its last step it
+    looks better."""
+    rng = np.random.default_rng(0)
+    rows, steps = [], (0, 4, 6, 8, 10)
+    for seed in range(1, 11):
+        pace = 0.003 + 0.0002 * rng.normal()
+        for name, times in (("clip", 1), ("greedy", 2), ("same", 1)):
+            counts = tuple(10 * times * step for step in steps)
+            curve = tuple(0.2 + pace * count for count in counts)
+            more = {"completions": counts, "tokens": tuple(2 * count for count in counts), "accuracy": curve}
+            of = row(name, seed, 0, **more, area=float(np.trapezoid(curve, steps)) / 10)
+            rows.append(replace(of, final=final_of(curve)))
+    design = study(tmp_path, algorithms={"greedy": {"objective.preset": "dapo"}, "other": None})
+    found = assemble(design, {}, dict.fromkeys(design.cells, 0.01), rows, History.read(tmp_path))
+    (regime,) = regimes(found)
+    assert list(regime.whole) == ["greedy"]
+    ends = {name: np.mean([r.final for r in of]) for name, of in regime.rows.items()}
+    assert ends["greedy"] == pytest.approx(ends["clip"])
+    assert {r.completions for of in regime.rows.values() for r in of} == {(0, 40, 60, 80, 100)}
+    assert {r.tokens[-1] for r in regime.rows["greedy"]} == {200}
+    assert {r.optimizer_steps for r in regime.rows["greedy"]} == {10}
+    assert [r.area for r in regime.rows["greedy"]] == pytest.approx([r.area for r in regime.rows["clip"]])
+    for comparison in (regime.final, regime.area):
+        assert comparison is not None
+        verdicts = {v.name: v for v in comparison.versus}
+        assert abs(verdicts["greedy"].difference[0]) < 1e-9
+        assert verdicts["greedy"].verdict not in ("better", "worse")
+    told = next(line for line in page(found) if line.startswith("**Compared at equal completions**, 100 of each run"))
+    assert f"`greedy` 200 (ends at {np.mean([r.final for r in regime.whole['greedy']]):.3f})" in told
+    assert np.mean([r.final for r in regime.whole["greedy"]]) > ends["clip"] + 0.2
+    assert "`same`" not in told
+    assert all(r is r.within(100) for r in regime.rows["clip"])
+
+
+def test_a_run_that_ended_early_does_not_shorten_the_others(tmp_path):
+    rows = [row("clip", 1, 0.5), row("other", 1, 0.6, steps=(0, 4), accuracy=(0.2, 0.1), completions=(0, 40),
+                                     tokens=(0, 80), error="NaN", failed="numbers not finite")]  # fmt: skip
+    assert equal_budget(rows) == rows
 
 
 def test_an_unfinished_tuning_compares_values_by_the_same_seeds_and_chooses_nothing(tmp_path):

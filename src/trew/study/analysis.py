@@ -58,7 +58,8 @@ class Regime:
     """All algorithms in one regime, over its tasks."""
 
     name: str
-    rows: Mapping[str, Sequence[Row]]  # by algorithm, sorted by name
+    rows: Mapping[str, Sequence[Row]]  # by algorithm, sorted by name; up to the same number of completions in a task
+    whole: Mapping[str, Sequence[Row]]  # the same runs to their ends, of algorithms that sampled more than that
     final: Comparison | None  # of the final accuracy; None if nothing can be compared
     area: Comparison | None  # of the mean height of the held-out curve
     held: Mapping[str, Held]  # by algorithm; empty if nothing can be compared
@@ -116,6 +117,20 @@ def regimes(found: Mapping[str, Any]) -> list[Regime]:
     return result
 
 
+def equal_budget(rows: Sequence[Row]) -> list[Row]:
+    """The runs, each up to as many completions as every run of its task has sampled.
+
+    Algorithms with dynamic sampling sample more in a step than others, so that at the same step they have had more.
+    Runs that ended early say nothing about what the others may have.
+    """
+    last = max(row.steps[-1] for row in rows)
+    least: dict[str, int] = {}
+    for row in rows:
+        if row.steps[-1] == last and not row.error:
+            least[row.task] = min(least.get(row.task, row.completions[-1]), row.completions[-1])
+    return [row.within(least.get(row.task, row.completions[-1])) for row in rows]
+
+
 def jointly(compared: Sequence[Regime]) -> list[tuple[str, str, Versus]]:
     """The differences to the baseline of all regimes and both figures, compared at once: regime, figure, difference.
     Those that are equal to the last bit are left out: they are known, and ask for no correction of the others.
@@ -162,8 +177,8 @@ def spreads(found: Mapping[str, Any]) -> list[Spread]:
     result = []
     for name in design["regimes"]:
         by: dict[str, dict[Pair, float]] = {}
-        for row in chosen:
-            if row.regime == name:
+        if own := [row for row in chosen if row.regime == name]:
+            for row in equal_budget(own):
                 by.setdefault(row.algorithm, {})[row.task, row.seed] = row.final
         sd = pooled_sd(_differences(by, design["baseline"]))
         if not math.isnan(sd):  # no algorithm has two pairs with the baseline
@@ -182,16 +197,23 @@ def _differences(finals: Mapping[str, Mapping[Pair, float]], baseline: str) -> l
     return found
 
 
-def _regime(name: str, rows: Mapping[str, Sequence[Row]], baseline: str) -> Regime:
+def _regime(name: str, whole: Mapping[str, Sequence[Row]], baseline: str) -> Regime:
+    cut = iter(equal_budget([row for of in whole.values() for row in of]))
+    rows = {name: [next(cut) for _ in of] for name, of in whole.items()}
+    longer = {name: of for name, of in whole.items() if of != rows[name]}
+
+    def without(why: str) -> Regime:
+        return Regime(name, rows, longer, None, None, {}, why)
+
     if baseline not in rows:
-        return Regime(name, rows, None, None, {}, f"no run of the baseline {baseline} has ended")
+        return without(f"no run of the baseline {baseline} has ended")
     try:
         final, area = (_compared(rows, baseline, score) for score in _SCORES)
     except DataError:
-        return Regime(name, rows, None, None, {}, "the algorithms have fewer than two seeds in common")
+        return without("the algorithms have fewer than two seeds in common")
     if not final.versus:
-        return Regime(name, rows, None, None, {}, "no algorithm has two seeds in common with the baseline")
-    return Regime(name, rows, final, area, _held(rows, final), "")
+        return without("no algorithm has two seeds in common with the baseline")
+    return Regime(name, rows, longer, final, area, _held(rows, final), "")
 
 
 def _held(rows: Mapping[str, Sequence[Row]], final: Comparison) -> dict[str, Held]:

@@ -113,7 +113,13 @@ def _curves(found: Mapping[str, Any], regime: Regime, algorithms: Sequence[str])
     curves = [_series(name, regime.rows[name]) for name in algorithms]
     profiles = _profiles(regime, algorithms)
     charts = [
-        line_chart(_unnamed(curves), x_label="step", y_label="share correct", y_range=_range(regime), **_PANEL),
+        line_chart(
+            _unnamed(curves),
+            x_label="equal completions, in steps" if regime.whole else "step",
+            y_label="share correct",
+            y_range=_range(regime),
+            **_PANEL,
+        ),
         line_chart(profiles, x_label="final accuracy τ", y_label="share of runs above τ", y_range=(0.0, 1.0), **_PANEL),
     ]
     return side_by_side(

@@ -115,6 +115,7 @@ def _regime(found: Mapping[str, Any], regime: Regime, images: str) -> Iterator[s
         name = pictures.forest_name(found, regime)
         yield from [f"![Differences to {design['baseline']} in {regime.name}]({images}{name})", ""]
         yield from [f"Accuracy before training: {regime.start():.3f}.", ""]
+        yield from _budget(regime)
         yield from [f"Final held-out accuracy (mean of the last {LAST} evaluations):", ""]
         yield from markdown(comparison_table(found, regime, regime.final))
         yield from ["", *_reading(regime.final), "", "Mean height of the held-out curve:", ""]
@@ -138,6 +139,25 @@ def _regime(found: Mapping[str, Any], regime: Regime, images: str) -> Iterator[s
     yield from ["How the runs went, means over runs:", "", *markdown(_conduct_table(regime)), ""]
     for name in pictures.curve_names(found, regime):
         yield from [f"![Held-out accuracy in {regime.name}]({images}{name})", ""]
+
+
+def _budget(regime: Regime) -> Iterator[str]:
+    """Which algorithms sampled more than is compared."""
+    if not regime.whole:
+        return
+    own = {name: regime.rows[name] for name in regime.whole}
+    most = sorted({row.completions[-1] for of in own.values() for row in of})
+    told = ", ".join(
+        f"`{name}` {np.mean([row.completions[-1] for row in of]):,.0f} (ends at "
+        f"{np.mean([row.final for row in of]):.3f})"
+        for name, of in regime.whole.items()
+    )
+    yield (
+        f"**Compared at equal completions**, {' or '.join(f'{count:,}' for count in most)} of each run. These sample "
+        f"more in a step, and sampled in all: {told}. Their curves are read up to there, interpolated between "
+        "evaluations; what else is told of them, but for tokens and updates, is of the whole runs."
+    )
+    yield ""
 
 
 def comparison_table(found: Mapping[str, Any], regime: Regime, comparison: Comparison | None) -> Table:
@@ -302,7 +322,7 @@ def _limits(found: Mapping[str, Any]) -> Iterator[str]:
                 "chosen another value is in no interval."
             )
         yield (
-            "Budgets are equal in completions. Seconds are not reported: the machine's load at the ends of runs was "
-            f"{min(loads):.1f} to {max(loads):.1f}."
+            "What is compared is equal in completions. Seconds are not reported: the machine's load at the ends of "
+            f"runs was {min(loads):.1f} to {max(loads):.1f}."
         )
     yield f"Versions of trew: {', '.join(versions) or 'unknown'}."

@@ -58,6 +58,22 @@ class Row:
         start = self.accuracy[0]
         return (self.final - start) / (1 - start) if start < 1 else 0.0
 
+    def within(self, completions: int) -> Row:
+        """The run up to so many completions, with as many evaluations as it has had: between two of its own, figures
+        are interpolated. The row itself if it sampled no more. What a run has one figure of, like its entropy at the
+        end, and why it failed, stays that of the whole run."""
+        if self.completions[-1] <= completions:
+            return self
+        at = [completions * step / self.steps[-1] for step in self.steps]
+        accuracy = tuple(np.interp(at, self.completions, self.accuracy).tolist())
+        tokens = tuple(round(count) for count in np.interp(at, self.completions, self.tokens).tolist())
+        done = float(np.interp(completions, self.completions, self.steps)) / self.steps[-1]
+        return dataclasses.replace(
+            self, accuracy=accuracy, completions=tuple(map(round, at)), tokens=tokens, final=final_of(accuracy),
+            area=area([*zip(self.steps, accuracy, strict=True)], end=self.steps[-1]),
+            optimizer_steps=round(done * self.optimizer_steps),
+        )  # fmt: skip
+
     def line(self) -> str:
         """The run in a few words."""
         told = f"{self.accuracy[0]:.2f} to {self.final:.2f}"
@@ -83,8 +99,7 @@ def read_row(run: Run, place: Place) -> Row:
     steps, accuracy = zip(*evals, strict=True)
     completions, tokens = zip(*(_sampled(data, trained, until=step) for step in steps), strict=True)
     error = str(result.get("failed", ""))
-    # Without the evaluation before the first step, unless there is no other.
-    final = float(np.mean(accuracy[1:][-LAST:] or accuracy))
+    final = final_of(accuracy)
     return Row(
         task=run.cell.task, regime=run.cell.regime, algorithm=run.cell.algorithm, value=run.value, seed=run.seed,
         steps=steps, accuracy=accuracy, completions=completions, tokens=tokens,
@@ -96,6 +111,11 @@ def read_row(run: Run, place: Place) -> Row:
         seconds=float(result.get("seconds", 0.0)), cpu_seconds=float(result.get("cpu_seconds", 0.0)),
         load=float(result.get("load", 0.0)),
     )  # fmt: skip
+
+
+def final_of(accuracy: Sequence[float]) -> float:
+    """The mean of the last evaluations, without the one before the first step, unless there is no other."""
+    return float(np.mean(accuracy[1:][-LAST:] or accuracy))
 
 
 def area(evals: Sequence[tuple[int, float]], *, end: int) -> float:
