@@ -95,7 +95,8 @@ def dapo(*, eps_low: float = 0.2, eps_high: float = 0.28, ddof: int = 1, std_eps
     punishment (the paper: 4096 of 20480 tokens); ``overlong_filtering`` takes the loss off completions that were cut
     off.
 
-    Use it for long answers with verifiable rewards, as a strong default.
+    Use it for long answers with verifiable rewards, where sampling is cheap next to learning: groups without a signal
+    are replaced, so that a step samples more (a third more in docs/study.md).
 
     Deviations: the paper's formula divides by the tokens of a group, its code and this one by those of the step; the
     punishment is off unless asked for, since its size belongs to the completion limit.

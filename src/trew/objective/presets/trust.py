@@ -71,7 +71,8 @@ def trw_logistic(
     negative advantages count less (the gradient's cosine to GRPO's is 0.92 with gamma = 1 where half of the answers are
     right). With normalized = true and gamma = 0 it equals GRPO there, to the bit.
 
-    Use it with normalized = true, directional = true and gamma = 0, unless the form as written is to be studied.
+    Use it with normalized = true and directional = true, unless the form as written is to be studied; with gamma = 0
+    where the trust region alone is wanted (what it gained over the clip in docs/study.md came from gamma).
 
     Deviations: as written w(1, A) is not 1 (0.18 at A = -1, 0.42 at A = 1). The source gives no numbers; alpha, gamma
     and eta are defined here.
