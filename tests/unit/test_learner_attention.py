@@ -83,6 +83,22 @@ def test_without_a_gpu_or_in_single_precision_blocks_attend():
     assert not attention.flash_takes(*(x.bfloat16() for _ in range(3)))
 
 
+@pytest.mark.parametrize(
+    ("has", "capability", "dtype", "flash"),
+    [
+        (True, (9, 0), torch.bfloat16, True), (True, (8, 0), torch.float16, True),
+        (False, (9, 0), torch.bfloat16, False),  # torch 2.10: its kernel takes no scale
+        (True, (7, 5), torch.float16, False), (True, (9, 0), torch.float32, False), (True, (9, 0), None, False),
+    ],
+)  # fmt: skip
+def test_flash_attention_is_asked_for_where_torch_and_gpu_have_it(has, capability, dtype, flash, monkeypatch):
+    monkeypatch.setattr(attention, "_RAGGED", has)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert attention.flash_for(torch.device("cuda"), dtype) is flash
+    assert not attention.flash_for(torch.device("cpu"), dtype)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])

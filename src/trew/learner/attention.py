@@ -30,11 +30,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from .packing import Segment
 
 NAME = "trew_shared_prefix"
-CAUSAL: dict[str, Any] = (
-    {"window_size": (-1, 0)} if "window_size" in inspect.signature(varlen_attn).parameters else {"is_causal": True}
-)
-"""How torch's varlen_attn is told that a segment's last query sees all its keys, the one before all but the last, ...;
-torch 2.10 has a flag for it."""
+_RAGGED = {"scale", "window_size"} <= inspect.signature(varlen_attn).parameters.keys()
+"""Whether this torch's varlen_attn takes a model's scale, as from torch 2.11 on; before, blocks attend."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,9 +188,11 @@ def attend(
 
 
 def flash_for(device: torch.device, dtype: torch.dtype | None) -> bool:
-    """Whether torch has FlashAttention here: in half precision, on GPUs of compute capability 8 (Ampere) or more."""
+    """Whether torch has FlashAttention for segments here: from 2.11 on, in half precision, on GPUs of compute
+    capability 8 (Ampere) or more."""
     return (
-        device.type == "cuda" and dtype in (torch.bfloat16, torch.float16) and torch.version.cuda is not None
+        _RAGGED and device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
+        and torch.version.cuda is not None
         and torch.cuda.get_device_capability(device) >= (8, 0)
     )  # fmt: skip
 
@@ -214,9 +213,10 @@ def _by_ragged(
         x = x[0].transpose(0, 1).to(value.dtype).index_select(0, plan.keys)
         return x.repeat_interleave(groups, dim=1) if groups > 1 else x
 
+    # This window is causal from the end: a segment's last query sees all of its keys.
     out = varlen_attn(
         query[0].transpose(0, 1).to(value.dtype), rows(key), rows(value), plan.query_starts, plan.key_starts,
-        plan.longest_query, plan.longest_key, scale=scale, **CAUSAL,
+        plan.longest_query, plan.longest_key, scale=scale, window_size=(-1, 0),
     )  # fmt: skip
     assert isinstance(out, Tensor)
     return out[None]
