@@ -113,6 +113,21 @@ def test_simultaneous_intervals_lie_between_one_at_a_time_and_bonferroni():
     assert simultaneous_intervals([differences[:1]])[0] == pytest.approx(mean_over_seeds([differences[0]]))
 
 
+def test_simultaneous_intervals_are_those_of_every_processor(monkeypatch):
+    # An eigenvector may have either sign, and libraries of linear algebra choose it by the processor.
+    differences = np.random.default_rng(4).normal(size=(3, 9))
+    found = simultaneous_intervals([differences])
+    eigh = np.linalg.eigh
+
+    def of_another(matrix):
+        values, vectors = eigh(matrix)
+        return values, vectors * [1, -1, -1]
+
+    monkeypatch.setattr(np.linalg, "eigh", of_another)
+    for one, other in zip(found, simultaneous_intervals([differences]), strict=True):
+        assert (one.low, one.high) == pytest.approx((other.low, other.high), rel=1e-12)
+
+
 def test_simultaneous_intervals_over_equal_comparisons_are_as_wide_as_one():
     """Three names for one algorithm need no correction: the correlation is seen, but for what few seeds take of it."""
     row = np.random.default_rng(1).normal(size=100)

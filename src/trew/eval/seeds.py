@@ -182,7 +182,7 @@ def _max_t_quantile(values: Sequence[np.ndarray], level: float, draws: int, seed
 
 
 def _root(differences: np.ndarray) -> np.ndarray:
-    """A matrix square root of the covariance between comparisons, with its correlations shrunk."""
+    """The symmetric square root of the covariance between comparisons, with its correlations shrunk."""
     n = differences.shape[1]
     covariance = np.atleast_2d(np.cov(differences))
     shrunk = covariance * (n - 2) / n
@@ -190,7 +190,8 @@ def _root(differences: np.ndarray) -> np.ndarray:
     np.fill_diagonal(shrunk, covariance.diagonal())
     # eigh and not Cholesky: a comparison without spread in one task leaves a zero on its diagonal.
     values, vectors = np.linalg.eigh(shrunk)
-    return vectors * np.sqrt(np.clip(values, 0, None))
+    # V √Λ Vᵀ and not V √Λ: processors differ in the signs of V's columns, and with them in every draw made with it.
+    return (vectors * np.sqrt(np.clip(values, 0, None))) @ vectors.T
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
