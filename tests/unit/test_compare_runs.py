@@ -97,6 +97,51 @@ def test_evaluations_of_another_kind_are_noticed(tmp_path, key, settings):
     refused(study(tmp_path, {"a": (LOW, {}), "b": (HIGH, settings)}), f"{key}: differs", "--allow eval")
 
 
+EXACT, MODEL = {"name": "exact", "model": "", "args": {}}, {"name": "", "model": "rm/strict", "args": {}}
+
+
+@pytest.mark.parametrize(
+    ("key", "settings", "other"),
+    [
+        # The first that is no reward model decides.
+        ("rewards.name", {"rewards": [MODEL, EXACT]}, {"rewards": [MODEL, {**EXACT, "name": "lenient"}]}),
+        # The second of a name is called exact_2.
+        (
+            "rewards.args.tolerance",
+            {"eval": {"correct_reward": "exact_2"}, "rewards": [EXACT, EXACT]},
+            {"eval": {"correct_reward": "exact_2"}, "rewards": [EXACT, {**EXACT, "args": {"tolerance": 1}}]},
+        ),
+        # Each of several data sets has a reward of its own.
+        (
+            "rewards.b.name",
+            {"rewards": [{**EXACT, "sets": ["a"]}, {**EXACT, "sets": ["b"]}]},
+            {"rewards": [{**EXACT, "sets": ["a"]}, {**EXACT, "name": "lenient", "sets": ["b"]}]},
+        ),
+    ],
+    ids=["behind-a-model", "second-of-a-name", "of-another-set"],
+)
+def test_what_decides_that_an_answer_is_correct_is_found_as_training_finds_it(tmp_path, key, settings, other):
+    sets = {"data": [{"name": "a", "task": "arithmetic"}, {"name": "b", "task": "arithmetic"}]} if ".b." in key else {}
+    folders = study(tmp_path, {"a": (LOW, {**settings, **sets}), "b": (HIGH, {**other, **sets})})
+    refused(folders, f"{key}: differs", "--allow eval")
+
+
+def test_a_reward_model_that_decides_nothing_may_differ(tmp_path):
+    other = {"rewards": [{**MODEL, "model": "rm/mild"}, EXACT]}
+    assert told(study(tmp_path, {"a": (LOW, {"rewards": [MODEL, EXACT]}), "b": (HIGH, other)}))["comparisons"]
+
+
+def test_presets_differ_in_the_options_that_they_have_and_not_in_what_their_method_is(tmp_path):
+    """dro and prime-rl pull towards the sampler, gpg and prime-rl drop groups: none of it is an option's value."""
+    named = ("dro", "gpg", "prime-rl")
+    notes = told(study(tmp_path, {p: (LOW, {"objective": {"preset": p}}) for p in named}))["notes"]
+    assert not [note for note in notes if "objective." in note]
+    groups = {p: (LOW, {"objective": {"preset": p}}) for p in ("gpg", "dapo", "grpo")}
+    notes = told(study(tmp_path / "other", groups))["notes"]
+    assert any("objective.beta is 0 in gpg, 0 in dapo, 0.04 in grpo" in note for note in notes)
+    assert any("objective.dynamic_sampling is False in gpg, True in dapo, False in grpo" in note for note in notes)
+
+
 def test_other_prompts_under_the_same_settings_are_noticed(tmp_path):
     """A data file that was replaced between two runs leaves no trace in their settings."""
     folders = study(tmp_path, {"a": (LOW, SLOW), "b": (HIGH, {**FAST, "shift": 3})})

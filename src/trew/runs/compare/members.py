@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,8 +72,8 @@ class Member:
         for key in ("rollout.stop", "chat_template", "tokenizer"):
             found[key] = s.get(key)
         found |= {k: v for k, v in s.items() if k.startswith("environment.") and k not in (*_EPISODES, *_NO_MATTER)}
-        judge = _judge(self.data.config, str(s.get("eval.correct_reward", "")))
-        return {**found, **{f"rewards.{k}": v for k, v in flatten(judge).items()}}
+        judges = _judges(self.data.config, str(s.get("eval.correct_reward", "")))
+        return {**found, **{f"rewards.{k}": v for k, v in flatten(judges).items()}}
 
     def task(self) -> dict[str, Any]:
         """The settings that decide which prompts are trained on and held out."""
@@ -102,13 +103,36 @@ def load_member(folder: Path) -> Member:
     return Member(data, seed, settings, tuple(sorted(evals.items())))
 
 
-def _judge(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """The reward that decides what is correct: the one called ``name``, by default the first."""
+def _judges(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The reward that decides what is correct, as training chooses it: the one called ``name``, or else the first that
+    is no reward model, if there is one. Of several data sets, that of each by its name."""
     rewards = [reward for reward in config.get("rewards") or () if isinstance(reward, Mapping)]
-    # A function in a file goes by the part behind the colon as well.
-    called = [r for r in rewards if name and name in (r.get("name"), str(r.get("name")).rpartition(":")[2])]
-    chosen = (called or rewards or [{}])[0]
-    return {key: value for key, value in chosen.items() if key in ("name", "model", "args")}
+    called = [reward for reward, own in zip(rewards, _names(rewards), strict=True) if name and name == own]
+    # sorted() is stable: verifiers in the recipe's order, then reward models.
+    ordered = called or sorted(rewards, key=lambda reward: bool(reward.get("model")))
+    data = config.get("data")
+    if not isinstance(data, list):
+        return _judge(ordered)
+    sets = [one.get("name") for one in data if isinstance(one, Mapping)]
+    return {str(one): _judge([r for r in ordered if one in (r.get("sets") or [one])]) for one in sets}
+
+
+def _judge(rewards: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """What the first of these rewards is."""
+    return {key: value for key, value in (rewards or [{}])[0].items() if key in ("name", "model", "args")}
+
+
+def _names(rewards: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The names under which a run knows its rewards: a function in a file goes by the part behind the colon, a model
+    without a name by its folder's, and the second of a name is ``name_2``."""
+    names: list[str] = []
+    taken: Counter[str] = Counter()
+    for reward in rewards:
+        name, model = str(reward.get("name") or ""), str(reward.get("model") or "")
+        own = name.rpartition(":")[2] or model.rstrip("/").rpartition("/")[2]
+        taken[own] += 1
+        names.append(own if taken[own] == 1 else f"{own}_{taken[own]}")
+    return names
 
 
 def _table(table: Mapping[str, Any], *path: str) -> Mapping[str, Any]:

@@ -28,7 +28,6 @@ def default_differences(groups: Sequence[RunGroup]) -> list[str]:
 
 def _resolved(group: RunGroup) -> dict[str, Any]:
     """These settings of a group's objective, named in its recipe or not; empty for a preset of another version."""
-    from ...objective.divergence import KL
     from ...objective.presets import preset
 
     given = {k.partition(".")[2]: v for k, v in group.members[0].settings.items() if k.startswith("objective.")}
@@ -38,8 +37,10 @@ def _resolved(group: RunGroup) -> dict[str, Any]:
     except ConfigError:
         return {}
     return {
-        "beta": sum(term.beta for term in objective.divergence if isinstance(term, KL)),
-        "dynamic_sampling": bool(objective.keep),
+        # The options of these names: a pull towards the sampler is part of the method, and a filter that replaces
+        # nothing is no dynamic sampling.
+        "beta": objective.beta,
+        "dynamic_sampling": objective.dynamic_sampling,
         "eps_low": getattr(objective.weight, "eps_low", None),
         "eps_high": getattr(objective.weight, "eps_high", None),
     }
