@@ -62,6 +62,8 @@ CASES = [
     ({"learner": {"lr": float("inf")}}, "learner.lr: got inf"),
     ({"learner": {"adam_beta2": 1.0}}, "learner.adam_beta2: got 1.0"),
     ({"learner": {"warmup_steps": 11}, "steps": 10}, "learner.warmup_steps"),
+    # The critic learns alone in 6 of 10 steps.
+    ({"learner": {"warmup_steps": 8}, "critic": {"warmup_steps": 6}, "steps": 10}, "has 4 optimizer steps of the"),
     ({"eval": {"samples": 4}}, "eval.samples"),
     ({"device": "gpu"}, "device: got 'gpu'"),
     ({"track": {"to": ["wandbb"]}}, "track.to: got 'wandbb'"),

@@ -307,10 +307,12 @@ def _warmup(c: Config) -> Iterator[str]:
     # How many steps epochs make is known with the data only: planning judges then.
     if c.demonstrates and c.sft.epochs:
         return
-    if c.learner.warmup_steps > c.optimizer_steps >= 1:
+    # The policy takes none while the critic learns alone.
+    if c.learner.warmup_steps > c.policy_steps >= 1:
+        alone = " of the policy" if c.critic.warmup_steps else ""
         yield (
-            f"learner.warmup_steps: got {c.learner.warmup_steps}, but the whole run has {c.optimizer_steps} optimizer "
-            "steps; the learning rate would never be reached"
+            f"learner.warmup_steps: got {c.learner.warmup_steps}, but the whole run has {c.policy_steps} optimizer "
+            f"steps{alone}; the learning rate would never be reached"
         )
 
 

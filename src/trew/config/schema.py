@@ -246,7 +246,7 @@ class EvalConfig:
     samples: int = 1  # completions per prompt when temperature > 0 (avg@k, pass@k)
     temperature: float = 0.0  # 0 = greedy
     max_tokens: int = 0  # 0 = as in rollout
-    correct_reward: str = ""  # the reward that decides accuracy; empty = the first
+    correct_reward: str = ""  # the reward that decides accuracy; empty = the first that is no model
     correct_at: float = 1.0  # a completion is correct if that reward is at least this
 
 
