@@ -21,6 +21,7 @@ from ..errors import ConfigError, ModelError
 from ..utils.bounds import Overrun, bounded
 from . import files, integrity
 from .default import DEFAULT_MODEL, cached, fetch_default
+from .positions import positions_of
 from .quiet import quiet
 from .writing import written_whole
 
@@ -383,7 +384,7 @@ def positions(name: str) -> int | None:
     """Returns the context length from the model's configuration; None if that does not say, or is not there yet."""
     if not is_here(name):
         return None
-    return getattr(load_config(name).get_text_config(), "max_position_embeddings", None)
+    return positions_of(load_config(name).get_text_config().to_dict())
 
 
 def head(name: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import EngineError
+from ..models.positions import positions_of
 from ..types import FinishReason, Prompt, Sampling
 from .chat import Renderer
 
@@ -72,6 +73,6 @@ def facts_of(model: Any) -> ModelFacts:
     own = ends if isinstance(ends, (list, tuple)) else [] if ends is None else [ends]
     return ModelFacts(
         vocabulary=model.get_input_embeddings().weight.shape[0],
-        positions=getattr(model.config.get_text_config(), "max_position_embeddings", None),
+        positions=positions_of(model.config.get_text_config().to_dict()),
         ends=frozenset(int(i) for i in own),
     )

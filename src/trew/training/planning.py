@@ -18,7 +18,7 @@ from ..eval.evaluate import Correct
 from ..learner.machine import machine_problems
 from ..learner.reference import in_bfloat16, teacher_in_bfloat16
 from ..learner.value_runner import with_score_as_value, with_value_head
-from ..models import files, loading, lora
+from ..models import files, loading, lora, positions
 from ..models.backend import Backend
 from ..models.lora import Adapters
 from ..objective import Objective, preset
@@ -200,6 +200,8 @@ def _tokenizer(config: Config, problems: Problems, *, notes: list[str]) -> PreTr
     found = problems.attempt(lambda: loading.check(config.model, notes=notes, **own))
     if found and config.model:  # a missing model is a problem of the recipe, and reported as such
         problems += found
+    if found == [] and loading.is_here(config.model):
+        notes += positions.notes(loading.load_config(config.model).get_text_config().to_dict())
     # Only an empty list says that the files are right; None says that the check itself failed.
     return problems.attempt(lambda: loading.load_tokenizer(config.model, **own)) if found == [] else None
 
@@ -443,7 +445,7 @@ def load(plan: Plan, *, device: str = "") -> tuple[Any, Adapters | None]:
     if device == "meta":
         loading.allocate(model)
     loading.check_vocab(model, plan.renderer.tokenizer)
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    limit = positions.positions_of(model.config.get_text_config().to_dict())
     if plan.demonstrations and limit and plan.longest > limit:
         raise ModelError(f"sft.max_tokens: rows have up to {plan.longest} tokens, and the model {limit} positions")
     if not (plan.episodes or plan.demonstrations) and (

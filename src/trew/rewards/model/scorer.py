@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ...errors import DataError, RewardError
 from ...models import loading
+from ...models.positions import positions_of
 from ...types import Prompt
 
 _REPLY = "trewreply"  # stands for a completion in a template: plain letters, no template changes them
@@ -120,8 +121,7 @@ class Scorer:
 
     def __init__(self, model: Any, encoder: Encoder, *, budget: int = 16384, autocast: torch.dtype | None = None):
         self.model, self.encoder, self.budget, self.autocast = model, encoder, budget, autocast
-        text = model.config.get_text_config()
-        self.limit: int | None = getattr(text, "max_position_embeddings", None)
+        self.limit = positions_of(model.config.get_text_config().to_dict())
         self.per_token = type(model).__name__.endswith("ForTokenClassification")
         self.labels = int(model.config.num_labels)
 

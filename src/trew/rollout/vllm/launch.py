@@ -14,6 +14,7 @@ import torch
 from ...config import Config
 from ...config.cluster import option_name
 from ...errors import ConfigError
+from ...models.positions import positions_of
 from ...utils.memory import free_bytes
 from . import environment
 from .handshake import ENGINES
@@ -63,7 +64,7 @@ def options(config: Config, *, python: Path, model: Path, gpus: int) -> ServerOp
     longest = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, max_tokens=reply))
     length = prompt + longest.completion_tokens  # of an episode, all of its turns
     # No more than the model has positions, where it says so.
-    length = min(max(length, SHORTEST), table.get("max_position_embeddings") or length)
+    length = min(max(length, SHORTEST), positions_of(table) or length)
     count = config.cluster.servers
     return ServerOptions(
         python=python, model=model.absolute(), tokenizer=config.tokenizer, dtype=config.learner.dtype,
