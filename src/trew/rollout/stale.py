@@ -59,7 +59,10 @@ class StaleRollouts(SyncRollouts):
     def _rollouts(self, table: Mapping[str, Any]) -> StepRollouts:
         known = {prompt.uid: prompt for prompt in self.prompts}
         sampled = tuple(_with_prompt(group, _in_data(group.group.prompt, known)) for group in table["sampled"])
-        return StepRollouts(tuple(sampled[i] for i in table["trained_on"]), sampled, table["baselines"])
+        # Checkpoints of earlier versions have no facts.
+        return StepRollouts(
+            tuple(sampled[i] for i in table["trained_on"]), sampled, table["baselines"], table.get("facts", {})
+        )
 
 
 def _table(rollouts: StepRollouts) -> dict[str, Any]:
@@ -69,7 +72,7 @@ def _table(rollouts: StepRollouts) -> dict[str, Any]:
     at = {id(group): i for i, group in enumerate(rollouts.sampled)}
     return {
         "sampled": bare, "trained_on": [at[id(group)] for group in rollouts.trained_on],
-        "baselines": rollouts.baselines,
+        "baselines": rollouts.baselines, "facts": dict(rollouts.facts),
     }  # fmt: skip
 
 
