@@ -202,6 +202,25 @@ def test_metrics_that_do_not_add_up_are_of_all_samples_that_were_run(budget):
         assert out.metrics[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
 
 
+@pytest.mark.parametrize("budget", [4096, 1])
+@pytest.mark.parametrize("rule", ["tis", "mis", "geo-mask"])
+def test_what_a_correction_cuts_is_known_where_the_first_update_is_the_only_one(rule, budget):
+    """Nobody computes old log-probs then, and the share and its warning were missing from such runs."""
+    net, items = help.model(), help.samples([(6, (4, 3)), (5, (5, 2)), (4, (3, 3))])
+    objective = preset("grpo", beta=0.0, correction=rule, correction_high=1.1)
+    rewards = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 1.0])
+    data = objective.prepare(help.batch(items, rewards=rewards, rollout_logprobs=help.near(net, items, seed=3)))
+    logprobs = help.near(net, items, spread=0.0)
+    ran = data.replace(logprobs=logprobs, old_logprobs=logprobs).select(torch.tensor([0, 1, 4, 5]))
+    out = help.learner(net, objective, microbatch_tokens=budget).step(items, data)
+    cut, count = out.metrics["corrected_share"]
+    assert count == 13
+    assert cut / count == pytest.approx(objective.corrected_share(ran))
+    assert 0 < cut < count or rule != "tis"
+    several = help.learner(net, objective).step(items, data.replace(old_logprobs=logprobs))
+    assert "corrected_share" not in several.metrics  # known before the update
+
+
 def test_masked_samples_and_tokens_carry_no_gradient():
     net, items = help.model(), help.samples([(5, (4, 3))])
     mask = torch.tensor([True, False, True, False, False, False, False])

@@ -78,8 +78,9 @@ class Accumulated:
             out[name] = torch.where(mask if name == "coefficients" else mask & run, values.float(), torch.nan)
         return out
 
-    def metrics(self) -> Metrics:
-        """The objective's metrics over the samples that were run."""
+    def metrics(self, objective: Objective) -> Metrics:
+        """The metrics of ``objective`` over the samples that were run; those that need the policy's log-probs of before
+        the first update only where this is the first."""
         ran = sorted(self.ran)  # one order however packs were formed: float sums depend on it
         at = TokenPositions.of(self.samples).of_samples(ran)
         values = {name: value[at] for name, value in self.values.items()}
@@ -89,7 +90,9 @@ class Accumulated:
             batch, ratio=values["ratio"], weight=values["weight"], correction=values.get("correction"),
             likelihood=values.get("likelihood"), margins=values.get("margins"),
         )  # fmt: skip
-        return {**found, **measured}
+        # With old log-probs the share is known before the update, of all samples.
+        beyond = objective.beyond_correction(batch) if batch.old_logprobs is None else None
+        return {**found, **measured, **({} if beyond is None else {"corrected_share": beyond})}
 
     def _entropy(self, entropies: Float[Tensor, "N"]) -> tuple[float, float]:
         """Sum and count over the loss tokens of the samples with a gradient: only their passes measure entropies, also

@@ -252,7 +252,7 @@ class Learner:
         self.version += 1
         self._after(done.batch)
         metrics |= {"grad_norm": (norm, 1.0), "learner_tokens": (done.tokens, 1.0), **watched.after(self._parallel)}
-        return StepOutput(done.loss, {**metrics, **done.metrics()}, norm, self.version)
+        return StepOutput(done.loss, {**metrics, **done.metrics(self.objective)}, norm, self.version)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Names and full tensors of the weights, tied ones under both names, for a process that samples from them.

@@ -358,11 +358,17 @@ class Objective:
     def corrected_share(self, batch: TokenBatch) -> float | None:
         """The share of loss tokens beyond the limits of the mismatch correction, which then counts them less than they
         should; None without a correction, or if the batch lacks the log-probs that it compares."""
+        beyond = None if batch.old_logprobs is None else self.beyond_correction(batch)
+        return None if beyond is None else beyond[0] / max(beyond[1], 1.0)
+
+    def beyond_correction(self, batch: TokenBatch) -> tuple[float, float] | None:
+        """How many of how many loss tokens :meth:`corrected_share` is about; None without a correction or the sampler's
+        log-probs. The policy that has not moved is its own old policy: ``old_logprobs`` may be None."""
         bounded = [rule for rule in self.correction if isinstance(rule, Bounded)]
-        if not bounded or batch.old_logprobs is None or batch.rollout_logprobs is None:
+        if not bounded or batch.rollout_logprobs is None:
             return None
         beyond = torch.stack([rule.limited(batch) for rule in bounded]).any(0) & batch.mask
-        return float(beyond.sum()) / max(float(batch.mask.sum()), 1.0)
+        return float(beyond.sum()), float(batch.mask.sum())
 
     def _in_loss(self) -> list[Divergence]:
         return [t for t in self.divergence if t.active and not (isinstance(t, KL) and t.place != "loss")]
