@@ -102,6 +102,25 @@ def test_packed_rows_that_come_out_wrong_are_found_on_the_first_samples(monkeypa
             torch.testing.assert_close(got, help.plain_logprobs(net, items[i]), rtol=0, atol=1e-5)
 
 
+def test_packed_rows_are_compared_once_sequences_fit_into_a_window_if_the_first_did_not(monkeypatch):
+    right = attention.blocks
+
+    def wrong(segments, **where):
+        """An architecture that does not see the whole prefix."""
+        return right([dataclasses.replace(s, prefix_length=max(s.prefix_length - 1, 0)) for s in segments], **where)
+
+    monkeypatch.setattr(attention, "blocks", wrong)
+    net, short = tiny.model("gemma3"), help.samples([(3, (4, 5))])  # window 8
+    forward = help.runner(net)
+    with pytest.warns(UserWarning, match="is shorter than some sequences"):
+        forward.packs(help.samples())
+    with pytest.warns(UserWarning, match="packed rows' log-probs differ by"):
+        logprobs = by_sample(forward, short, "logprobs_of")
+    for i, got in logprobs.items():
+        with torch.no_grad():
+            torch.testing.assert_close(got, help.plain_logprobs(net, short[i]), rtol=0, atol=1e-5)
+
+
 def test_packed_rows_that_raise_fall_back_too(monkeypatch):
     def broken(*args, **kwargs):
         raise ValueError("no such mask\nlong story")

@@ -68,6 +68,7 @@ class AutogradRunner(TokenValues):
         self.model, self.settings = model, settings or RunnerSettings()
         self.messages: list[str] = []
         self.verified = False
+        self._packing_open = False  # verified but for packed rows, since the first samples were longer than a window
         self._head_kind, self._products, self._release = head, products, release
         # Arguments are passed only where the signature names them: **kwargs may swallow others unused.
         self._accepts = frozenset(inspect.signature(model.forward).parameters)
@@ -91,6 +92,10 @@ class AutogradRunner(TokenValues):
         if not self.verified:
             self._verify(samples, chosen)
         shared = self._shares and not self._beyond_window([samples[i] for i in chosen])
+        if shared and self._packing_open and (few := _first(samples, chosen)):
+            want = by_sample(self.exact(), few)
+            self._verify_packing(few, want)
+            self._packing_open, shared = not _decide(few, want), self._shares
         pack = pack_shared if shared else pack_plain
         return pack(samples, budget=self.settings.budget, among=chosen, ranks=self.settings.ranks)
 
@@ -251,18 +256,20 @@ class AutogradRunner(TokenValues):
             if not alone.compare(lambda runner: by_sample(runner, few), want, tolerance=TOLERANCE):
                 self._head = None
         if shared:
-            packed = self._choice(
-                "prompts are computed once per completion", subject="packed rows",
-                remedy="learner.share_prompts = false", candidate=self._like(fused=self._head is not None),
-            )  # fmt: skip
-            self._shares = packed.compare(lambda runner: by_sample(runner, few), want, tolerance=TOLERANCE)
-            if self._shares and self._flash and attention.flash_for(self.device, self.settings.autocast):
-                self._verify_flash(few, want)
+            self._verify_packing(few, want)
         if self._accelerator is not None:
             self._verify_accelerator(self._accelerator, few)
-        # One sample has no prompt to share, and NaN weights match anything: not verified yet, the next samples decide.
-        # The learner reports NaN itself.
-        self.verified = len(few) > 1 and not bool(want.isnan().any())
+        self.verified = _decide(few, want)
+        self._packing_open = self._shares and not shared
+
+    def _verify_packing(self, few: Sequence[TrainingSample], want: Tensor) -> None:
+        packed = self._choice(
+            "prompts are computed once per completion", subject="packed rows",
+            remedy="learner.share_prompts = false", candidate=self._like(fused=self._head is not None),
+        )  # fmt: skip
+        self._shares = packed.compare(lambda runner: by_sample(runner, few), want, tolerance=TOLERANCE)
+        if self._shares and self._flash and attention.flash_for(self.device, self.settings.autocast):
+            self._verify_flash(few, want)
 
     def _verify_flash(self, few: Sequence[TrainingSample], want: Tensor) -> None:
         """Compares how far FlashAttention and blocks, both in half precision, are from float32 on average."""
@@ -376,6 +383,12 @@ def _first(samples: Sequence[TrainingSample], chosen: Sequence[int]) -> list[Tra
     groups = list(dict.fromkeys(samples[i].group for i in chosen))[:2]
     few = [i for group in groups for i in [j for j in chosen if samples[j].group == group][:2]]
     return [_shortened(samples[i]) for i in few]
+
+
+def _decide(few: Sequence[TrainingSample], want: Tensor) -> bool:
+    """Whether a comparison on these samples decides. One sample has no prompt to share, and NaN weights match anything:
+    the next samples decide then. The learner reports NaN itself."""
+    return len(few) > 1 and not bool(want.isnan().any())
 
 
 def _shortened(sample: TrainingSample) -> TrainingSample:
