@@ -10,11 +10,12 @@ import pytest
 import torch
 
 import trew
+from rollouts_help import rollout
 from test_loop_update import LENGTHS, Recorder, Run, run, scored, updated
 from trew.errors import NumericsError
 from trew.learner import Accumulated
-from trew.training import loop
-from trew.types import StepOutput
+from trew.training import loop, record
+from trew.types import Rollout, StepOutput
 
 
 def test_learning_is_announced_before_the_policy_is_asked_anything():
@@ -89,3 +90,15 @@ def test_an_error_in_a_minibatch_names_the_samples_of_the_step():
     with pytest.raises(NumericsError) as error:
         updated(j, scored([[1.0, 0.0]] * 4))
     assert tuple(error.value.samples) == (5,)
+
+
+def test_a_number_of_an_environment_is_not_taken_for_a_share_of_endings():
+    """One called "failed" said that environments fail, and one called "turns" hid how many episodes ran out of them."""
+    turn = rollout(2).turns[0]
+    said = {"turns": 7.0, "failed": 1.0, "moves": 2.0, "tool_calls": 1.0}
+    played = [Rollout((dataclasses.replace(turn, metrics=said),), ending=ending) for ending in ("done", "turns")]
+    row = record.episode_row(played)
+    assert row["environment/turns"] == 0.5
+    assert "environment/failed" not in row
+    own = {"environment/own/turns": 7.0, "environment/own/failed": 1.0, "environment/moves": 2.0, "tool_calls": 1.0}
+    assert row.items() >= own.items()

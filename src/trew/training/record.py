@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
 from ..objective import Objective, step_metrics
 from ..objective.value import explained_variance
 from ..runs.rollouts import Advantages
-from ..types import Rollout, ScoredGroup, reduce_metrics
+from ..types import Ending, Rollout, ScoredGroup, reduce_metrics
 from . import guards
 from .batch import advantages_by_uid
 from .frozen import fresh_share, staleness
@@ -179,8 +179,14 @@ def episode_row(rollouts: Sequence[Rollout]) -> dict[str, float]:
     for rollout in rollouts:
         for turn in rollout.turns:
             sums.update(turn.metrics)
-    top = ("tool_calls", "tool_errors", "malformed")
-    return row | {name if name in top else f"environment/{name}": sums[name] / count for name in sorted(sums)}
+    return row | {_of_environment(name): sums[name] / count for name in sorted(sums)}
+
+
+def _of_environment(name: str) -> str:
+    """Under which name a number of an environment is logged: never that of a share of endings, such as ``turns``."""
+    if name in ("tool_calls", "tool_errors", "malformed"):
+        return name
+    return f"environment/own/{name}" if name in get_args(Ending) else f"environment/{name}"
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
