@@ -368,3 +368,10 @@ def test_one_file_is_run_once_for_all_its_functions(tmp_path: Path) -> None:
     path = write(tmp_path, source)
     rewards = RewardSet.from_config([RewardConfig(name=f"{path}:f"), RewardConfig(name=f"{path}:g")], host=Session())
     assert values(rewards, group("a")) == [3.0]
+
+
+@pytest.mark.parametrize("name", ["none", "no_answer"])
+def test_a_function_whose_mean_would_be_logged_as_a_share_is_refused(tmp_path: Path, name: str) -> None:
+    """reward/no_answer is the share of completions without an answer: a function of that name took its place."""
+    with pytest.raises(ConfigError, match=f"'.*:{name}': has the name of a metric, reward/{name}, which is a share"):
+        loaded(tmp_path, f"def {name}(completions, **_): return [0.5] * len(completions)", name)

@@ -19,6 +19,9 @@ from .user.session import FunctionHost, Spec
 if TYPE_CHECKING:
     from .model.reward_model import ModelReward
 
+SHARES = ("none", "no_answer")
+"""Names under which :func:`.metrics.summary` gives shares of completions, beside the rewards' own."""
+
 
 def load_rewards(
     configs: Sequence[RewardConfig], host: FunctionHost | None
@@ -51,6 +54,8 @@ def _each(
         reward, found = _reward(config, next(remaining) if _is_function(config) else None)
         if _asks_whether_right(reward) and not _behind_another(config, configs[:i]):
             found.append("asks whether the answer is right, so a reward that says so must come first")
+        if reward.name in SHARES:
+            found.append(f"has the name of a metric, reward/{reward.name}, which is a share; give it another name")
         problems += [f"rewards[{i}] {config.name or config.model!r}: {problem}" for problem in found]
         rewards.append(reward)
     return _numbered(rewards), problems
