@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
+import torch
 
 from ..objective import Objective, step_metrics
+from ..objective.segments import has_signal
 from ..objective.value import explained_variance
 from ..runs.rollouts import Advantages
 from ..types import Ending, Rollout, ScoredGroup, reduce_metrics
@@ -197,7 +199,10 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 def _is_without_signal(scored: ScoredGroup) -> bool:
     """Whether all rewards of a group are equal, which leaves nothing to learn from its comparison."""
-    return len({score.value for score in scored.scores if score.value is not None}) < 2
+    # As the objective sees them, in float32 and up to rounding: 0.1 + 0.2 is 0.3.
+    known = torch.tensor([score.value for score in scored.scores if score.value is not None], dtype=torch.float32)
+    one = torch.zeros(len(known), dtype=torch.int64)
+    return not bool(has_signal(known.to(torch.float64), group_ids=one).any())
 
 
 def _mean_entropy(rollouts: Sequence[Rollout]) -> dict[str, float]:
