@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -14,6 +15,7 @@ from rollouts_help import rollout
 from test_loop_update import LENGTHS, Recorder, Run, run, scored, updated
 from trew.errors import NumericsError
 from trew.learner import Accumulated
+from trew.runs.rollouts import write_rollouts
 from trew.training import loop, record
 from trew.types import Rollout, StepOutput
 
@@ -102,3 +104,20 @@ def test_a_number_of_an_environment_is_not_taken_for_a_share_of_endings():
     assert "environment/failed" not in row
     own = {"environment/own/turns": 7.0, "environment/own/failed": 1.0, "environment/moves": 2.0, "tool_calls": 1.0}
     assert row.items() >= own.items()
+
+
+def test_groups_whose_rewards_differ_by_rounding_alone_have_no_signal():
+    """0.1 + 0.2 is not 0.3 in float64; in the objective the two are equal, and their advantages are 0."""
+    equal, other = scored([[0.1 + 0.2, 0.3], [0.3, 0.4], [0.0, 0.0], [0.0, 0.0]])[:2]
+    assert [record._is_without_signal(group) for group in (equal, other)] == [True, False]
+
+
+def test_a_row_of_data_that_a_step_has_twice_is_two_groups_of_the_table(tmp_path):
+    """As where an epoch of demonstrations ends within a step: both rows had the number and the effects of the last."""
+    first, other = scored([[1.0, 1.0]] * 4)[:2]
+    step = [first, other, first]
+    values = [np.full(len(r.token_ids), i, np.float32) for i, r in enumerate(r for g in step for r in g.group.rollouts)]
+    write_rollouts(tmp_path / "t.parquet", step, step=1, trained_on=step, effects={"weights": values})
+    table = pq.read_table(tmp_path / "t.parquet", columns=["trained_group", "weights"]).to_pydict()
+    assert table["trained_group"] == [0, 0, 1, 1, 2, 2]
+    assert [row[0] for row in table["weights"]] == [0, 1, 2, 3, 4, 5]

@@ -122,8 +122,11 @@ def write_rollouts(
     import pyarrow.parquet as pq
 
     hidden = secrets()  # collected once, since redact would look them up for every text
-    # By identity: groups hold arrays, whose comparison is no truth value.
-    places = {id(group): i for i, group in enumerate(trained_on)}
+    # By identity: groups hold arrays, whose comparison is no truth value. Where an epoch ends within a step, a row of
+    # data may be in it twice.
+    places: dict[int, list[int]] = {}
+    for i, group in reversed(list(enumerate(trained_on))):
+        places.setdefault(id(group), []).append(i)
     rows = []
     for g, scored in enumerate(groups):
         group = scored.group
@@ -132,7 +135,7 @@ def write_rollouts(
             "step": step,
             "group": g,
             # None: sampled and dropped, by dynamic sampling for example.
-            "trained_group": places.get(id(scored)),
+            "trained_group": at.pop() if (at := places.get(id(scored))) else None,
             "baseline": None if baselines is None else baselines.get(group.prompt.uid),
             "uid": _text(group.prompt.uid, hidden),
             "prompt": _text(render(group.prompt), hidden),
