@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,14 @@ import torch
 import trew
 from rollouts_help import rollout
 from test_loop_update import LENGTHS, Recorder, Run, run, scored, updated
+from trew.config import parse
 from trew.errors import NumericsError
+from trew.eval import evaluate
 from trew.learner import Accumulated
+from trew.rewards import RewardSet
 from trew.runs.rollouts import write_rollouts
 from trew.training import loop, record
-from trew.types import Rollout, StepOutput
+from trew.types import Group, Prompt, Rollout, Sampling, Score, ScoredGroup, StepOutput
 
 
 def test_learning_is_announced_before_the_policy_is_asked_anything():
@@ -121,3 +125,19 @@ def test_a_row_of_data_that_a_step_has_twice_is_two_groups_of_the_table(tmp_path
     table = pq.read_table(tmp_path / "t.parquet", columns=["trained_group", "weights"]).to_pydict()
     assert table["trained_group"] == [0, 0, 1, 1, 2, 2]
     assert [row[0] for row in table["weights"]] == [0, 1, 2, 3, 4, 5]
+
+
+def test_episodes_that_are_out_of_turns_were_not_cut_off_at_the_limit_of_tokens():
+    """The warning about cut completions advised a larger rollout.max_tokens to runs whose episodes use all turns."""
+    turn, cut = rollout(2).turns[0], rollout(2, finish="length").turns[0]
+    played = [Rollout((turn,), "truncated", ending="turns"), Rollout((turn, cut), "truncated", ending="length"),
+              Rollout((turn,), "truncated", ending="tokens"), Rollout((turn,), "finished", ending="done")]  # fmt: skip
+    group = ScoredGroup(Group(Prompt("a", text="?"), tuple(played)), (Score(0.0),) * 4)
+    config = parse({"model": "m", "environment": {"name": "guess"}})
+    plan = SimpleNamespace(config=config, correct=lambda score: False, rewards=RewardSet(()))
+    assert record.rollout_row(plan, [group])["truncated_share"] == 0.25
+    found = evaluate(
+        lambda prompts, **_: [group.group], [group.group.prompt], SimpleNamespace(names=(), score=lambda _: [group]),
+        samples=4, sampling=Sampling(max_tokens=2), correct=lambda score: False,
+    )  # fmt: skip
+    assert found.truncated_share == 0.25

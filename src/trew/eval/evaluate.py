@@ -185,7 +185,8 @@ def _count(
     accuracies = _accuracies(scored, judged)
     pass_at = _pass_at(judged, samples)
     completions = [c for g in scored for c in g.group.rollouts]
-    tokens, truncated = sum(map(len, completions)), sum(c.status == "truncated" for c in completions)
+    # By the last reply: an episode that is out of turns was not cut off at the limit.
+    tokens, truncated = sum(map(len, completions)), sum(c.finish_reason == "length" for c in completions)
     return EvalResult(
         accuracy=cluster_interval([accuracy for _, accuracy in accuracies], samples=samples),
         n=len(accuracies),

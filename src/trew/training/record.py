@@ -113,7 +113,8 @@ def rollout_row(plan: Plan, sampled: Sequence[ScoredGroup]) -> dict[str, Any]:
         "accuracy": _mean([plan.correct(score) for score in scores]),
         **_mean_entropy(rollouts),
         "completion_length": sum(map(len, rollouts)) / len(rollouts),
-        "truncated_share": _mean([rollout.status == "truncated" for rollout in rollouts]),
+        # Not by status: that of an episode is "truncated" after its last turn, too, however short the replies were.
+        "truncated_share": _mean([rollout.finish_reason == "length" for rollout in rollouts]),
         "zero_signal_share": _mean([_is_without_signal(scored) for scored in sampled]),
         "groups_sampled": len(sampled),
     }
