@@ -166,6 +166,15 @@ def test_one_seed_says_what_can_be_said_and_what_cannot(tmp_path):
     refused([*study(tmp_path / "d", {"a": ([4, 5], SLOW)}), *apart], "lr=0.002: 5, 6")
 
 
+def test_a_run_whose_evaluation_judged_nothing_is_refused(tmp_path):
+    """Its accuracy at the end was that of an earlier evaluation."""
+    folders = study(tmp_path, {"a": (LOW, SLOW), "b": (HIGH, FAST)})
+    rows = [json.loads(line) for line in (folders[3] / "metrics.jsonl").read_text().splitlines()]
+    rows[-1]["eval_accuracy"] = None
+    (folders[3] / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    refused(folders, "a-3: nothing was judged in its evaluation after step 10")
+
+
 def test_unfinished_runs_are_refused_left_out_or_counted(tmp_path):
     folders = study(tmp_path, {"a": (LOW, SLOW), "b": (HIGH, FAST)})
     folders.append(write(tmp_path / "open", 7, 20, finished=False, **FAST))

@@ -96,7 +96,14 @@ def load_member(folder: Path) -> Member:
     if "objective.preset" not in table:
         raise DataError(f"{folder}: is not a run of trew train (its config.toml has no objective); leave it out")
     # By step: a resumed run may have repeated an evaluation, and the later one counts.
-    evals = {row["step"]: row["eval_accuracy"] for row in data.rows if row.get("eval_accuracy") is not None}
+    found = {row["step"]: row["eval_accuracy"] for row in data.rows if "eval_accuracy" in row}
+    evals = {step: accuracy for step, accuracy in found.items() if accuracy is not None}
+    # Left out, an earlier evaluation would stand for one of these, and its weights for the later ones.
+    if lost := [step for step in found if step and step not in evals]:
+        raise DataError(
+            f"{folder}: nothing was judged in its evaluation after step {lost[0]}, so that its accuracy there is not "
+            "known; repeat the run, or leave it out"
+        )
     if not evals:
         raise DataError(f"{folder}: has no evaluation in metrics.jsonl; let it run, or leave it out")
     settings = {k: v for k, v in table.items() if k not in ("seed", "out")}
