@@ -192,6 +192,7 @@ def test_a_step_without_completions_is_one_again(server, folder, run):
         (("--set", "steps=5"), "steps: got 5, but"),
         (("--set", "rollout.completions=8"), "rollout.completions: got 8, but the rollouts of"),
         (("--set", "rewards=[{name = 'reward.py:even'}]"), "has the scores of odd; a replay learns from those"),
+        (("--set", "rewards=[{name = 'reward.py:odd', weight = 2.0}]"), "odd: got weight = 2.0, but the scores in"),
         (("--set", "objective.preset=reinforce"), 'correction = "tis"'),
         (("--set", "objective.preset=remax"), "the rollouts that are replayed have none"),
         (("--set", "objective.preset=grpo-process"), "which needs a reward for every step"),

@@ -90,7 +90,7 @@ def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -
     rendered = [] if config.plays else prompts  # what an episode begins with is its environment's affair
     lengths = Lengths(renderer)
     problems += renderer.check(rendered, measured=lengths.add)
-    problems += _replay_problems(replay, renderer, rewards)
+    problems += _replay_problems(replay, renderer, rewards, one_by_one=objective.advantage.per_reward)
     problems += rewards.check_golds(prompts, bar=bar, sets=config.set_names)
     if problems:
         raise ConfigError(problems)
@@ -187,11 +187,12 @@ def _with_invalid(config: Config, found: Sequence[str]) -> list[str]:
     return [*found, *(problem for problem in validate(config) if problem.partition(":")[0] not in reported)]
 
 
-def _replay_problems(replay: Replay | None, renderer: Renderer, rewards: RewardSet) -> list[str]:
+def _replay_problems(replay: Replay | None, renderer: Renderer, rewards: RewardSet, *, one_by_one: bool) -> list[str]:
     """Why the rollouts of an earlier run do not fit this one's tokenizer and rewards."""
     if replay is None:
         return []
-    return replaying.token_problems(replay, renderer) + replaying.reward_problems(replay, rewards)
+    scored = replaying.reward_problems(replay, rewards, one_by_one=one_by_one)
+    return replaying.token_problems(replay, renderer) + scored
 
 
 def _tokenizer(config: Config, problems: Problems, *, notes: list[str]) -> PreTrainedTokenizerBase | None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..config import Config, dumps, to_table
+from ..config import Config, RewardConfig, dumps, to_table
 from ..errors import ReplayError, TrewError
 from ..objective import Objective
 from ..rewards import RewardSet
+from ..rewards.names import names_of
 from ..rollout import StepRollouts
 from ..rollout.chat import Renderer
 from ..runs import redact_config
@@ -49,6 +50,7 @@ class Replay:
     sampler: Sampler
     first: StepRollouts  # of the first step that has some
     departures: tuple[str, ...] = ()
+    rewards: tuple[Mapping[str, Any], ...] = ()  # the recorded run's settings of them
 
     @property
     def follows(self) -> bool:
@@ -107,7 +109,8 @@ def prepare(config: Config, objective: Objective | None, problems: list[str]) ->
         for key in sorted({*then, *now})
         if key.startswith(HOW_SAMPLED) and key not in FREE_OF_SAMPLING and then.get(key) != now.get(key)
     ]
-    return Replay(recorded, sampler, first, _departures(then, now, config, objective))
+    given = tuple(reward for reward in own.get("rewards") or () if isinstance(reward, Mapping))
+    return Replay(recorded, sampler, first, _departures(then, now, config, objective), given)
 
 
 def _settings(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,12 +161,39 @@ def _reads_otherwise(turn: Turn, renderer: Renderer) -> bool:
     return MASK not in turn.text and not renderer.decode(turn.token_ids.tolist()).startswith(turn.text)
 
 
-def reward_problems(replay: Replay, rewards: RewardSet) -> list[str]:
-    """What is wrong where the rollouts have the scores of other rewards."""
+def reward_problems(replay: Replay, rewards: RewardSet, *, one_by_one: bool = False) -> list[str]:
+    """What is wrong where the rollouts have the scores of other rewards. ``one_by_one``: the objective reads each
+    reward's own number, so that weights and gates are this run's."""
     names: Sequence[str] = sorted({name for g in replay.first.sampled for s in g.scores for name in s.parts})
     if names == sorted(rewards.names):
-        return []
+        return _other_settings(replay, rewards, () if one_by_one else ("weight", "gate"))
     return [
         f"rewards: got {', '.join(rewards.names)}, but {replay.recorded.folder} has the scores of {', '.join(names)}; "
         "a replay learns from those: give the same rewards"
     ]
+
+
+def _other_settings(replay: Replay, rewards: RewardSet, combining: Sequence[str]) -> list[str]:
+    """The settings of rewards that the recorded scores do not have; ``combining`` are those that add them up."""
+    then = dict(zip(names_of(replay.rewards), replay.rewards, strict=True))
+    usual = RewardConfig()
+    return [
+        f"rewards: {reward.name}: got {key} = {now!r}, but the scores in {replay.recorded.folder} were given with "
+        f"{before!r}, and a replay learns from those: leave it out"
+        for reward in rewards.rewards
+        if reward.name in then
+        for key in (*combining, "args", "sets")
+        if not _equal(before := then[reward.name].get(key, getattr(usual, key)), now := getattr(reward, key))
+    ]
+
+
+def _equal(then: Any, now: Any) -> bool:
+    """Whether a recorded setting is this one; what was masked may be anything."""
+    one, other = flatten({"": then}), flatten({"": now})
+    masked = {key for key, value in one.items() if isinstance(value, str) and MASK in value}
+    return _plain(one, masked) == _plain(other, masked)
+
+
+def _plain(table: Mapping[str, Any], masked: Set[str]) -> dict[str, Any]:
+    """Lists as tuples, and without what is masked."""
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in table.items() if k not in masked}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...errors import DataError
+from ...rewards.names import names_of
 from ...utils.toml import flatten
 from ..report import RunData, load_run
 from ..report.read import load_samples
@@ -114,7 +114,7 @@ def _judges(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """The reward that decides what is correct, as training chooses it: the one called ``name``, or else the first that
     is no reward model, if there is one. Of several data sets, that of each by its name."""
     rewards = [reward for reward in config.get("rewards") or () if isinstance(reward, Mapping)]
-    called = [reward for reward, own in zip(rewards, _names(rewards), strict=True) if name and name == own]
+    called = [reward for reward, own in zip(rewards, names_of(rewards), strict=True) if name and name == own]
     # sorted() is stable: verifiers in the recipe's order, then reward models.
     ordered = called or sorted(rewards, key=lambda reward: bool(reward.get("model")))
     data = config.get("data")
@@ -127,19 +127,6 @@ def _judges(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 def _judge(rewards: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """What the first of these rewards is."""
     return {key: value for key, value in (rewards or [{}])[0].items() if key in ("name", "model", "args")}
-
-
-def _names(rewards: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The names under which a run knows its rewards: a function in a file goes by the part behind the colon, a model
-    without a name by its folder's, and the second of a name is ``name_2``."""
-    names: list[str] = []
-    taken: Counter[str] = Counter()
-    for reward in rewards:
-        name, model = str(reward.get("name") or ""), str(reward.get("model") or "")
-        own = name.rpartition(":")[2] or model.rstrip("/").rpartition("/")[2]
-        taken[own] += 1
-        names.append(own if taken[own] == 1 else f"{own}_{taken[own]}")
-    return names
 
 
 def _table(table: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
