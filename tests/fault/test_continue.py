@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -248,6 +249,19 @@ def test_a_run_at_its_end_is_complete_and_nothing_is_touched(server, recipe, who
     output = resume(server, recipe, whole, "--set", "steps=2", code=2)
     assert "steps: got 2" in output
     assert before == {p: (p.stat().st_mtime_ns, p.stat().st_size) for p in before}
+
+
+def test_a_finished_run_that_takes_more_steps_is_not_a_finished_one_meanwhile(server, folder, recipe, whole):
+    """Whoever read its summary took it for one, with the accuracy of its former end: a comparison counted it."""
+    shutil.copytree(whole, folder / "more")
+    more = ("--out", "more", "--resume", "--set", "steps=5")
+    command = server.start("train", recipe, *more, cwd=folder, hold="trew.training.loop:update:1").held()
+    command.kill(signal.SIGKILL)
+    command.wait()
+    assert (whole / "summary.json").exists()
+    assert not (folder / "more" / "summary.json").exists()
+    server.run("train", recipe, *more, cwd=folder)
+    assert json.loads((folder / "more" / "summary.json").read_text())["steps"] == 5
 
 
 def test_a_finished_run_without_checkpoints_is_not_started_over(server, folder, recipe):

@@ -225,6 +225,11 @@ class RunFolder:
             self.event(message)
         return messages
 
+    def go_on(self) -> None:
+        """Removes the summary, which marks a finished run: this one is about to take more steps."""
+        with storage(self.folder):
+            (self.folder / "summary.json").unlink(missing_ok=True)
+
     def _rewind_metrics(self, step: int, evaluated: bool, size: int | None) -> list[str]:
         path = self.folder / "metrics.jsonl"
         try:
