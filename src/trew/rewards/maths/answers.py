@@ -9,16 +9,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from . import algebra, formula, intervals, units
+from . import algebra, formula, intervals, matrices, units
 from .algebra import Value
 from .bases import based
+from .brackets import encloses, split
+from .names import name_of
 from .not_exact import Malformed, NotExact, TooLarge, Undefined
 from .shapes import Answer, AnswerList, Equation, Matrix, Named, Scalar, Shape, Union, Unknown, Words
 from .tokens import SHORT_WORDS, Token, tokenize
 from .units import Unit
 
 MAX_NESTING = 20
-MAX_ITEMS = 200
 
 
 def read(text: str, *, groups: bool = True, letters: bool = False) -> Answer:
@@ -83,12 +84,12 @@ def _opens_backwards(tokens: list[Token]) -> bool:
 
 
 def _listed(tokens: list[Token], level: int) -> Shape | None:
-    parts, marks = _split(tokens, (",", ";", "\\or", "\\and"))
+    parts, marks = split(tokens, (",", ";", "\\or", "\\and"))
     return _list(parts, marks, level) if len(parts) > 1 else None
 
 
 def _united(tokens: list[Token], level: int) -> Shape | None:
-    parts, _ = _split(tokens, ("\\cup",))
+    parts, _ = split(tokens, ("\\cup",))
     return Union(tuple(_item(part, level) for part in parts)) if len(parts) > 1 else None
 
 
@@ -113,9 +114,6 @@ def _labelled(tokens: list[Token], level: int) -> Shape | None:
 
 _OTHER = "not no never neither except least most more less than about wrong incorrect approximately"
 _DENIALS = frozenset(_OTHER.split())
-_SINGLE = r"(?:[A-Za-z]|\\[A-Za-z]+)'?(?:_(?:\{[A-Za-z0-9]+\}|[A-Za-z0-9]+))?"
-_NAME = re.compile(rf"{_SINGLE}(?:\({_SINGLE}(?:,{_SINGLE})*\))?|\({_SINGLE}(?:,{_SINGLE})+\)|[A-Z]{{2,3}}")
-_NO_NAMES = ("\\pi", "\\infty", "\\sqrt", "\\frac", "e", "i")  # values, unless they name a function or a side of =
 
 
 def _is_word(tokens: list[Token]) -> bool:
@@ -145,27 +143,6 @@ def _item(tokens: list[Token], level: int) -> Answer:
         return Answer(words, text)
 
 
-def _split(tokens: list[Token], marks: tuple[str, ...]) -> tuple[list[list[Token]], list[str]]:
-    """The parts between ``marks`` outside of brackets, and the marks; brackets may be of different kinds: (1,2]."""
-    parts: list[list[Token]] = [[]]
-    found: list[str] = []
-    depth = 0
-    for token in tokens:
-        if token.text in ("(", "[", "{", "\\{") or token.text == "\\begin{matrix}":
-            depth += 1
-        elif token.text in (")", "]", "}", "\\}") or token.text == "\\end{matrix}":
-            depth -= 1
-        # Below 0 too: brackets that open backwards, as in ]1, 2[, close before they open.
-        if depth <= 0 and token.text in marks:
-            parts.append([])
-            found.append(token.text)
-        else:
-            parts[-1].append(token)
-    if len(parts) > MAX_ITEMS:
-        raise TooLarge("too many parts")
-    return parts, found
-
-
 def _list(parts: list[list[Token]], marks: list[str], level: int) -> Shape:
     marks = [mark for mark, part in zip(marks, parts[1:], strict=True) if part]  # "1, or 2" has one
     items = tuple(item for part in parts if part for item in _plus_minus(part, level))
@@ -191,10 +168,10 @@ def _plus_minus(tokens: list[Token], level: int) -> list[Answer]:
 
 def _excluded(tokens: list[Token], level: int) -> Shape | None:
     """All real numbers but some: x ≠ 2, ℝ \\ {1, 2}."""
-    named, _ = _split(tokens, ("\\ne",))
-    if len(named) == 2 and (name := _name(named[0])):
+    named, _ = split(tokens, ("\\ne",))
+    if len(named) == 2 and (name := name_of(named[0])):
         return Named(name, Answer(intervals.all_but((_item(named[1], level),))))
-    parts, _ = _split(tokens, ("\\setminus", "-"))
+    parts, _ = split(tokens, ("\\setminus", "-"))
     if len(parts) != 2 or [t.text for t in parts[0]] != ["\\R"]:
         return None
     points = _item(parts[1], level).shape
@@ -205,7 +182,7 @@ def _excluded(tokens: list[Token], level: int) -> Shape | None:
 
 def _approximate(tokens: list[Token], level: int) -> Shape | None:
     """≈: the exact side; the other one where the left side is only a name, or nothing."""
-    parts, _ = _split(tokens, ("\\approx",))
+    parts, _ = split(tokens, ("\\approx",))
     if len(parts) == 1:
         return None
     filled = [part for part in parts if part]
@@ -215,52 +192,32 @@ def _approximate(tokens: list[Token], level: int) -> Shape | None:
     if not rest:
         return _shape(left, level + 1)
     # x ≈ 3: the left side is a name, so that the value is on the right. Otherwise the exact side comes first.
-    if "=" not in [t.text for t in left] and (name := _name(left)):
+    if "=" not in [t.text for t in left] and (name := name_of(left)):
         return Named(name, _item(rest[0], level))
     return _shape(left, level + 1)
 
 
 def _member(tokens: list[Token], level: int) -> Shape | None:
-    parts, _ = _split(tokens, ("\\in",))
+    parts, _ = split(tokens, ("\\in",))
     if len(parts) != 2:
         return None
-    name = _name(parts[0])
+    name = name_of(parts[0])
     if not name:
         raise NotExact("an element that is no name")
     return Named(name, _item(parts[1], level))
 
 
-def _name(tokens: list[Token]) -> str:
-    """The name that tokens spell, x, x_1, f(x), (x, y), \\text{area}, \\angle ABC, P(A); empty when it is none."""
-    if len(tokens) > 8 or not tokens:
-        return ""
-    written = "".join(t.text for t in tokens)
-    if _is_in_words(tokens):
-        return written
-    if tokens[0].text in _NO_NAMES and not re.search("[=(]", written[1:]):
-        return ""
-    long_word = len(tokens) == 1 and tokens[0].kind == "word" and len(written) > 3  # area = 5
-    return written if long_word or _NAME.fullmatch(written) else ""
-
-
-def _is_in_words(tokens: list[Token]) -> bool:
-    """Whether the tokens are upright text, or name an angle or a triangle."""
-    if all(t.kind in ("text", "unit") for t in tokens) or tokens[0].text in ("\\angle", "\\triangle"):
-        return True
-    return [t.text for t in tokens[:2]] == ["m", "\\angle"]  # the measure of the angle
-
-
 def _equality(tokens: list[Token], level: int) -> Shape | None:
-    parts, _ = _split(tokens, ("=",))
+    parts, _ = split(tokens, ("=",))
     if len(parts) == 1:
         return None
     if not parts[0]:  # "= 5", an answer that continues a sentence
         parts = parts[1:]
     if len(parts) == 1:
         return _shape(parts[0], level + 1)
-    if len(parts) == 2 and not _name(parts[0]) and _name(parts[1]):
+    if len(parts) == 2 and not name_of(parts[0]) and name_of(parts[1]):
         parts = parts[::-1]  # 5 = x
-    name = _name(parts[0])
+    name = name_of(parts[0])
     if not name:
         return _chain(parts, level).shape
     item = _last(parts[1:], level)
@@ -317,10 +274,10 @@ _ORDER = {"<": (False, True), ">": (False, False), "\\le": (True, True), "\\ge":
 
 def _inequality(tokens: list[Token], level: int) -> Shape | None:
     """x > 5, 1 < x ≤ 3 as an interval; anything else with an order sign is not read."""
-    parts, marks = _split(tokens, tuple(_ORDER))
+    parts, marks = split(tokens, tuple(_ORDER))
     if len(parts) == 1:
         return None
-    names = [_name(part) for part in parts]
+    names = [name_of(part) for part in parts]
     if len(parts) == 2 and bool(names[0]) != bool(names[1]):
         return _bounded(parts, marks[0], names, level)
     if len(parts) == 3 and names[1] and _ORDER[marks[0]][1] == _ORDER[marks[1]][1]:
@@ -364,7 +321,7 @@ def _bracketed(tokens: list[Token], level: int) -> Shape | None:
 
 def _elements(tokens: list[Token], ends: str, level: int) -> Shape | None:
     """What stands between one pair of brackets: a list, or a single item, which only braces make a set."""
-    parts, _ = _split(tokens[1:-1], (",", ";"))
+    parts, _ = split(tokens[1:-1], (",", ";"))
     if len(parts) == 1 and ends != "{}":
         return _single(tokens, ends, level)
     each = _plus_minus if ends == "{}" else _alone
@@ -378,16 +335,16 @@ def _ends(tokens: list[Token]) -> str:
     ends = {"\\{": "{", "]": "("}.get(first, first) + {"\\}": "}", "[": ")"}.get(last, last)
     known = ends in ("()", "[]", "(]", "[)", "{}")
     if first in ("]", "[", "(") and last in ("[", ")", "]") and (first == "]" or last == "["):
-        if not known or len(_split(tokens[1:-1], (",", ";"))[0]) != 2:
+        if not known or len(split(tokens[1:-1], (",", ";"))[0]) != 2:
             raise Malformed("brackets that do not belong together")
         return ends
-    return ends if known and _encloses(tokens) else ""
+    return ends if known and encloses(tokens) else ""
 
 
 def _condition(inside: list[Token]) -> list[Token]:
     """What holds for the elements of {x | x > 2}; empty for a set of another kind."""
-    parts, _ = _split(inside, ("|", ":"))
-    return parts[1] if len(parts) == 2 and _name(_split(parts[0], ("\\in",))[0][0]) else []
+    parts, _ = split(inside, ("|", ":"))
+    return parts[1] if len(parts) == 2 and name_of(split(parts[0], ("\\in",))[0][0]) else []
 
 
 def _single(tokens: list[Token], ends: str, level: int) -> Shape | None:
@@ -405,38 +362,12 @@ def _alone(tokens: list[Token], level: int) -> list[Answer]:
     return [_item(tokens, level)]
 
 
-def _encloses(tokens: list[Token]) -> bool:
-    depth = 0
-    for i, token in enumerate(tokens):
-        if token.text in ("(", "[", "{", "\\{"):
-            depth += 1
-        elif token.text in (")", "]", "}", "\\}"):
-            depth -= 1
-            if depth == 0 and i < len(tokens) - 1:  # (1)(2): the first bracket closes before the end
-                return False
-    return True
-
-
-def _matrix(tokens: list[Token], level: int) -> Shape | None:
-    if (tokens[0].text, tokens[-1].text) in (("(", ")"), ("[", "]")):
-        tokens = tokens[1:-1]
-    if len(tokens) < 3 or tokens[0].text != "\\begin{matrix}" or tokens[-1].text != "\\end{matrix}":
-        return None
-    rows = _cells(tokens[1:-1], level)
-    if len({len(row) for row in rows}) != 1:
-        raise NotExact("a matrix with rows of different lengths")
-    return Matrix(rows)
-
-
-def _cells(tokens: list[Token], level: int) -> tuple[tuple[Answer, ...], ...]:
-    rows, _ = _split(tokens, ("\\\\",))
-    if rows and not rows[-1]:  # a line break after the last row
-        rows = rows[:-1]
-    return tuple(tuple(_item(cell, level) for cell in _split(row, ("&",))[0]) for row in rows)
+def _matrix(tokens: list[Token], level: int) -> Matrix | None:
+    return matrices.matrix(tokens, lambda cell: _item(cell, level))
 
 
 def _ratio(tokens: list[Token], level: int) -> Shape | None:
-    parts, _ = _split(tokens, (":",))
+    parts, _ = split(tokens, (":",))
     if len(parts) == 1:
         return None
     return AnswerList(":", tuple(_item(part, level) for part in parts))

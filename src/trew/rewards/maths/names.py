@@ -1,0 +1,31 @@
+r"""Names that an answer gives to its value: x, x_1, f(x), (x, y), \text{area}, P(A)."""
+
+from __future__ import annotations
+
+import re
+
+from .tokens import Token
+
+_SINGLE = r"(?:[A-Za-z]|\\[A-Za-z]+)'?(?:_(?:\{[A-Za-z0-9]+\}|[A-Za-z0-9]+))?"
+_NAME = re.compile(rf"{_SINGLE}(?:\({_SINGLE}(?:,{_SINGLE})*\))?|\({_SINGLE}(?:,{_SINGLE})+\)|[A-Z]{{2,3}}")
+_NO_NAMES = ("\\pi", "\\infty", "\\sqrt", "\\frac", "e", "i")  # values, unless they name a function or a side of =
+
+
+def name_of(tokens: list[Token]) -> str:
+    """The name that tokens spell, x, x_1, f(x), (x, y), \\text{area}, \\angle ABC, P(A); empty when it is none."""
+    if len(tokens) > 8 or not tokens:
+        return ""
+    written = "".join(t.text for t in tokens)
+    if _is_in_words(tokens):
+        return written
+    if tokens[0].text in _NO_NAMES and not re.search("[=(]", written[1:]):
+        return ""
+    long_word = len(tokens) == 1 and tokens[0].kind == "word" and len(written) > 3  # area = 5
+    return written if long_word or _NAME.fullmatch(written) else ""
+
+
+def _is_in_words(tokens: list[Token]) -> bool:
+    """Whether the tokens are upright text, or name an angle or a triangle."""
+    if all(t.kind in ("text", "unit") for t in tokens) or tokens[0].text in ("\\angle", "\\triangle"):
+        return True
+    return [t.text for t in tokens[:2]] == ["m", "\\angle"]  # the measure of the angle

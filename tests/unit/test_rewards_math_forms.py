@@ -1,0 +1,51 @@
+r"""Forms in which answers to ``math`` are written: pairs that are the same, and pairs that only look alike."""
+
+from __future__ import annotations
+
+import pytest
+
+from trew.rewards import grade
+
+
+def score(answer: str, gold: str) -> float | None:
+    return grade("math", rf"so \boxed{{{answer}}}", gold).score
+
+
+def matrix(text: str) -> str:
+    return rf"\begin{{pmatrix}}{text}\end{{pmatrix}}"
+
+
+SHEAR = matrix(r"1&1\\0&1")
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "right"),
+    [
+        (rf"{SHEAR}^2", matrix(r"1&2\\0&1"), True),
+        (matrix(r"1&2\\0&1"), rf"{SHEAR}^2", True),
+        (rf"{SHEAR}^{{2023}}", matrix(r"1&2023\\0&1"), True),
+        (rf"{SHEAR}^{{-1}}", matrix(r"1&-1\\0&1"), True),
+        (rf"{SHEAR}^0", matrix(r"1&0\\0&1"), True),
+        (rf"{SHEAR}^T", matrix(r"1&0\\1&1"), True),
+        (rf"2 \cdot {SHEAR}^3", matrix(r"2&6\\0&2"), True),
+        (rf"{SHEAR}^2 {SHEAR}", matrix(r"1&3\\0&1"), True),
+        (rf"-{SHEAR}^2 + {SHEAR}", matrix(r"0&-1\\0&0"), True),
+        (rf"{SHEAR}/2", matrix(r"0.5&0.5\\0&0.5"), True),
+        (rf"\left({SHEAR}\right)^2", matrix(r"1&2\\0&1"), True),
+        (matrix(r"x&1\\0&1") + "^2", matrix(r"x^2&x+1\\0&1"), True),
+        (matrix(r"1\\2") + matrix("3&4"), matrix(r"3&4\\6&8"), True),
+        (matrix("3&4") + matrix(r"1\\2"), "11", True),
+        (r"\sin x" + matrix(r"1\\2"), matrix(r"\sin x\\2\sin x"), True),
+        (rf"{SHEAR}^2", matrix(r"1&1\\0&1"), False),
+        (rf"{SHEAR}^2", matrix(r"1&2\\0&2"), False),
+        (rf"{SHEAR}^3", rf"{SHEAR}^2", False),
+        (rf"{SHEAR}^2 + 1", matrix(r"2&2\\0&2"), False),
+        (matrix(r"1&2\\2&4") + "^{-1}", matrix(r"1&2\\2&4"), False),
+        (rf"{SHEAR}^2 +", matrix(r"1&2\\0&1"), False),
+        (rf"{SHEAR}^{{}}", SHEAR, False),
+        (rf"{SHEAR}^", SHEAR, False),
+        (matrix(r"1&2\\3&4") + matrix(r"1&2\\3"), matrix(r"7&10\\15&22"), False),
+    ],
+)
+def test_powers_products_and_sums_of_matrices(answer: str, gold: str, right: bool) -> None:
+    assert score(answer, gold) == right
