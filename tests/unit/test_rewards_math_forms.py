@@ -49,3 +49,33 @@ SHEAR = matrix(r"1&1\\0&1")
 )
 def test_powers_products_and_sums_of_matrices(answer: str, gold: str, right: bool) -> None:
     assert score(answer, gold) == right
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "right"),
+    [
+        ("x=1 or y=2", "(1,2)", False),
+        (r"x=1 \text{ or } y=2", "(y,x)=(2,1)", False),
+        ("x=1 or y=2", "x=1, y=2", False),
+        ("x=1, y=2", "x=1 or y=2", False),
+        ("x=1 or y=2", "1, 2", False),
+        ("1 or 2", "(1,2)", False),
+        ("(1,2)", "1 or 2", False),
+        (r"1, 2 \text{ or } 3", "(1,2,3)", False),
+        (r"\sin 1 or 2", r"(\sin 1, 2)", False),
+        ("x<1 or y>3", r"(-\infty,1)\cup(3,\infty)", False),
+        ("(0,5) or (1,2)", "(0,5)", False),
+        ("x=1 or y=2", "y=2 or x=1", True),
+        ("x=1 and y=2", "(1,2)", True),
+        ("x=1 or x=2", "1, 2", True),
+        ("x=1 or 2", r"\{1,2\}", True),
+        (r"2 \text{ or } 1", r"1 \text{ and } 2", True),
+        ("x<1 or x>3", r"(-\infty,1)\cup(3,\infty)", True),
+        ("1<x<2 or 3<x<4", r"(1,2)\cup(3,4)", True),
+        ("(1,2) or (3,4)", r"(3,4)\cup(1,2)", True),
+        ("(3,4) or (1,2)", "(1,2), (3,4)", True),
+        ("(x,y)=(1,2) or (x,y)=(3,4)", "(1,2), (3,4)", True),
+    ],
+)
+def test_or_joins_alternatives_and_makes_no_tuple(answer: str, gold: str, right: bool) -> None:
+    assert score(answer, gold) == right

@@ -150,13 +150,15 @@ def _list(parts: list[list[Token]], marks: list[str], level: int) -> Shape:
         raise Malformed("nothing next to a joiner")
     if len(items) == 1:
         return items[0].shape
-    return _joined_bounds(set(marks), items) or AnswerList(",", items)
+    return _joined_bounds(set(marks), items) or AnswerList("∨" if "\\or" in marks else ",", items)
 
 
 def _joined_bounds(marks: set[str], items: tuple[Answer, ...]) -> Union | Named | None:
-    """x < 1 or x > 3 as a union, x > 2 and x < 5 as one interval; None if anything but bounds is joined."""
+    """x < 1 or x > 3 as a union, x > 2 and x < 5 as one interval; None if anything but bounds of one name is joined."""
     if marks == {"\\or"} and all(intervals.is_interval(item) for item in items):
-        return Union(items)
+        names = {item.shape.name for item in items if isinstance(item.shape, Named)}
+        # (1, 2) or (3, 4) may be points; x < 1 or y > 3 is no set of numbers.
+        return None if len(names) > 1 or all(map(intervals.may_be_point, items)) else Union(items)
     return intervals.meeting(items) if marks == {"\\and"} else None
 
 

@@ -16,7 +16,7 @@ from .units import Unit
 
 _RELATION = re.compile(r"\\(?:ne|le|ge)(?![A-Za-z])|[<>]")
 _PRIMES = re.compile(r"(?<=[A-Za-z)}\]])(?:\s*')+|\\prime(?![A-Za-z])")
-_ANY_ORDER = frozenset({"{}", ",", "±"})
+_ANY_ORDER = frozenset({"{}", ",", "∨", "±"})
 
 
 def same(answer: Answer, gold: Answer) -> bool | None:
@@ -230,12 +230,20 @@ def _two_groups(left: AnswerList, right: AnswerList) -> bool | None:
     if ends == {":"}:
         return _ratios(left, right)
     if ends <= _ANY_ORDER:
+        # x = 1 or y = 2 is either, x = 1 and y = 2 both.
+        if (left.ends == "∨") != (right.ends == "∨") and any(len(_names(group)) > 1 for group in (left, right)):
+            return False
         if "{}" in ends:  # a set has its elements once, however often they are written
             return _any_order(_unlike(left.items), _unlike(right.items))
         return _any_order(left.items, right.items)
     if left.ends == right.ends or _is_bare_point(left, right):
         return _in_order(left.items, right.items)
     return False
+
+
+def _names(group: AnswerList) -> set[str]:
+    """The names that the items have."""
+    return {item.shape.name for item in group.items if isinstance(item.shape, Named)}
 
 
 def _is_bare_point(left: AnswerList, right: AnswerList) -> bool:
@@ -331,14 +339,23 @@ def _matrix_and_other(matrix: Shape, other: Shape) -> bool | None:
     return False
 
 
+def _united(one: Answer) -> tuple[Answer, ...]:
+    """The parts of a union; also of (1, 2) or (3, 4), which may be one."""
+    shape = one.shape
+    if isinstance(shape, Union):
+        return shape.parts
+    is_one = isinstance(shape, AnswerList) and shape.ends == "∨" and len(_names(shape)) < 2
+    return shape.items if is_one else (one,)
+
+
 def _unions(a: Answer, g: Answer) -> bool | None:
     if not all(isinstance(x.shape, (AnswerList, Union)) for x in (a, g)):
         return False
-    left, right = (intervals.merged(x.shape.parts if isinstance(x.shape, Union) else (x,)) for x in (a, g))
+    parts = [_united(a), _united(g)]
+    left, right = map(intervals.merged, parts)
     if left is None or right is None:
         # Ends with variables cannot be ordered, so that equal parts prove equality, and different ones nothing.
-        plain = [list(x.shape.parts) if isinstance(x.shape, Union) else [x] for x in (a, g)]
-        return _any_order(*plain) or None
+        return _any_order(*parts) or None
     return _any_order(left, right)
 
 

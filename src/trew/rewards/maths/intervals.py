@@ -93,6 +93,14 @@ def is_interval(item: Answer) -> bool:
     return isinstance(shape, AnswerList) and len(shape.ends) == 2 and shape.ends != "{}" and len(shape.items) == 2
 
 
+def may_be_point(item: Answer) -> bool:
+    """Whether an interval may as well be a point: finite ends in round brackets, not under the name of a number."""
+    shape = _unnamed(item)
+    if isinstance(item.shape, Named) and not item.shape.name.startswith("("):
+        return False
+    return isinstance(shape, AnswerList) and shape.ends == "()" and not any(_infinite_ends(shape))
+
+
 def _unnamed(item: Answer) -> Shape:
     return item.shape.item.shape if isinstance(item.shape, Named) else item.shape
 
@@ -105,7 +113,7 @@ def _infinite_ends(span: AnswerList) -> tuple[bool, ...]:
 def _spans(part: Answer) -> list[_Stretch] | None:
     """A list as intervals of plain numbers, where each element of a set is an interval; None for other items."""
     shape = _unnamed(part)
-    if not isinstance(shape, AnswerList) or shape.ends in (",", ":", "±"):
+    if not isinstance(shape, AnswerList) or shape.ends in (",", "∨", ":", "±"):
         return None
     ends = [end for item in shape.items if (end := _end(item)) is not None]
     if len(ends) != len(shape.items):

@@ -27,7 +27,7 @@ class Words:
 @dataclass(frozen=True, slots=True)
 class AnswerList:
     """Several answers. ``ends`` is their brackets, ``()``, ``[)``, …: ordered; ``{}``: a set; ``,``: a bare list;
-    ``:`` a ratio."""
+    ``∨``: a list with "or" in it; ``±``: both values of a formula with that sign; ``:``: a ratio."""
 
     ends: str
     items: tuple[Answer, ...]
