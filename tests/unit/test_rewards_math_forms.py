@@ -79,3 +79,34 @@ def test_powers_products_and_sums_of_matrices(answer: str, gold: str, right: boo
 )
 def test_or_joins_alternatives_and_makes_no_tuple(answer: str, gold: str, right: bool) -> None:
     assert score(answer, gold) == right
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "right"),
+    [
+        ("(1,000)", "(1,0)", False),
+        ("(1,0)", "(1,000)", False),
+        ("1,000", "1, 0", False),
+        ("(1,000,2)", "(1,0,2)", False),
+        ("(1,000,2,000)", "(1,0,2,0)", False),
+        ("[0,1,000]", "[0,1,0]", False),
+        ("(1,050)", "(1,50)", False),
+        ("1,234", "(1,234)", False),
+        ("(1,234)", "1,234", False),
+        ("(1,234)", "1234", False),
+        ("1,234", r"\{1,234\}", False),
+        ("1,234", "[1,234]", False),
+        ("100,200,300", "(100,200,300)", False),
+        ("1,234", "1234", True),
+        ("1234", "1,234", True),
+        ("(1,000)", "1000", True),
+        ("(1,234)", "(1, 234)", True),
+        ("1, 234", "(1,234)", True),
+        ("(1,000, 2,000)", "(1000, 2000)", True),
+        ("[0, 1,000]", "[0,1000]", True),
+        ("200,100", "100, 200", True),  # a list may be written without spaces
+        ("x=100 or x=200", "100,200", True),
+    ],
+)
+def test_digit_groups_are_no_tuples(answer: str, gold: str, right: bool) -> None:
+    assert score(answer, gold) == right

@@ -41,9 +41,10 @@ def same(answer: Answer, gold: Answer) -> bool | None:
 def _otherwise(a: Answer, g: Answer) -> tuple[Answer, Answer] | None:
     """Both sides with one of them read differently, as the other suggests; None if nothing suggests another reading."""
     match a.shape, g.shape:
-        case AnswerList(), Scalar() if "," in g.text:
-            return a, read(g.text, groups=False)  # 100,200 is a number, unless the other side is a list
-        case Scalar(), AnswerList() if "," in a.text:
+        # 100,200 is a number, unless the other side is a list. In brackets, which it has not, it is a point or a set.
+        case AnswerList(",") | AnswerList("∨"), Scalar() if "," in g.text:
+            return a, read(g.text, groups=False)
+        case Scalar(), AnswerList(",") | AnswerList("∨") if "," in a.text:
             return read(a.text, groups=False), g
         case Scalar() as left, Scalar() as right if bool(left.unit) != bool(right.unit):
             return (a, read(g.text, letters=True)) if left.unit else (read(a.text, letters=True), g)  # 5 m

@@ -50,6 +50,8 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 _GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?(?!\d|,\d)")
+_ZERO_GROUP = re.compile(r",0\d\d")
+_UNCLEAR = re.compile(r"\d{1,3}(?:,\d{3})*,0\d\d(?!\d)")  # (1,000,2): digits of one number in a list of others
 _FORMULA = re.compile(r"\d|=|^\s*[A-Z]\s*,[A-Z ,]*$")  # in a text: letters are names there, also in a list of choices
 _WHOLE = re.compile(r"\s+(?:an?|the)\s+([A-Za-z]+)")  # behind "of": three quarters of a mile
 _ARGUMENT = re.compile(r"\s*[A-Za-z0-9\\({^_]")
@@ -71,7 +73,8 @@ class _Prose(Exception):
 def tokenize(text: str, *, groups: bool = True, letters: bool = False) -> list[Token]:
     r"""The tokens of ``text``; raises Malformed for a character that has no meaning here.
 
-    With ``groups`` a number such as 1,234 outside of brackets is one number, else it is two with a comma. With
+    With ``groups`` a number such as 1,234 outside of brackets is one number, else it is two with a comma; 1,000 is one
+    everywhere. With
     ``letters`` a single letter behind a value may be a unit (5 m) also where it is not in upright type.
 
     >>> [t.text for t in tokenize(r"2\frac12 x_1")], [t.text for t in tokenize("1,234, (1,234)")]
@@ -112,10 +115,7 @@ class _Scanner:
 
     def step(self) -> None:
         text, at = self.text, self.at
-        # Outside of brackets 1,234 is one number; in (1,234) the comma separates two coordinates.
-        if self.groups and self.depth == 0 and "1" <= text[at] <= "9" and (match := _GROUPED.match(text, at)):
-            self.at = match.end()
-            self.put("number", match.group().replace(",", ""))
+        if "1" <= text[at] <= "9" and self.grouped():
             return
         match = _TOKEN.match(text, at)
         if match is None:  # a point is no token of its own: it could belong to a number or to an abbreviation
@@ -133,6 +133,19 @@ class _Scanner:
             special(self, token)
         else:
             self.put(kind, token)
+
+    def grouped(self) -> bool:
+        """Puts a number with commas between groups of digits, and says whether there is one here."""
+        match = _GROUPED.match(self.text, self.at)
+        # Outside of brackets 1,234 is one number; in (1,234) the comma separates two coordinates. But no coordinate
+        # is written 000, so that 1,000 is one number there too.
+        if match and ((self.groups and not self.depth) or _ZERO_GROUP.search(match.group())):
+            self.at = match.end()
+            self.put("number", match.group().replace(",", ""))
+            return True
+        if (self.depth or not self.groups) and _UNCLEAR.match(self.text, self.at):
+            raise Malformed("commas that may stand between numbers or between digits")
+        return False
 
     def put(self, kind: str, token: str) -> None:
         self.out.append(Token(kind, token))
