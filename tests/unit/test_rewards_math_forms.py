@@ -110,3 +110,26 @@ def test_or_joins_alternatives_and_makes_no_tuple(answer: str, gold: str, right:
 )
 def test_digit_groups_are_no_tuples(answer: str, gold: str, right: bool) -> None:
     assert score(answer, gold) == right
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "right"),
+    [
+        (r"(\pm1,2)", r"\{(1,2),(-1,2)\}", True),
+        (r"(\mp1,2)", "(1,2), (-1,2)", True),
+        ("(1,2), (-1,2)", r"(\pm1,2)", True),
+        (r"(x,y)=(\pm1,2)", "(1,2), (-1,2)", True),
+        (r"(\pm1,2), (0,0)", "(1,2), (-1,2), (0,0)", True),
+        (r"(0,\pm 5), (\pm 5, 0)", "(0,5), (0,-5), (5,0), (-5,0)", True),
+        (r"(1\pm\sqrt2, 3)", r"(1+\sqrt2, 3) \text{ and } (1-\sqrt2, 3)", True),
+        (r"(\pm1,\mp2)", "(1,-2), (-1,2)", True),
+        (r"(\pm1,\mp2)", "(1,2), (-1,-2)", False),
+        (r"(\pm1,\mp2)", r"(\pm1,\pm2)", False),
+        (r"(\pm1,\pm2)", "(1,2), (-1,-2)", False),  # or four points
+        (r"(\pm1,2)", "(1,2)", False),
+        ("(1,2)", r"(\pm1,2)", False),
+        (r"(\pm1,2)", r"(2,\pm1)", False),
+    ],
+)
+def test_plus_minus_in_a_tuple_makes_two_of_them(answer: str, gold: str, right: bool) -> None:
+    assert score(answer, gold) == right

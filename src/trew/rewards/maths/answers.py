@@ -326,8 +326,27 @@ def _elements(tokens: list[Token], ends: str, level: int) -> Shape | None:
     parts, _ = split(tokens[1:-1], (",", ";"))
     if len(parts) == 1 and ends != "{}":
         return _single(tokens, ends, level)
-    each = _plus_minus if ends == "{}" else _alone
-    return AnswerList(ends, tuple(item for part in parts for item in each(part, level)))
+    if ends == "{}":
+        return AnswerList(ends, tuple(item for part in parts for item in _plus_minus(part, level)))
+    items = tuple(_item(part, level) for part in parts)
+    return _two_points(parts, items) or AnswerList(ends, items) if ends == "()" else AnswerList(ends, items)
+
+
+def _two_points(parts: list[list[Token]], items: tuple[Answer, ...]) -> AnswerList | None:
+    r"""(\pm 1, 2) as (1, 2) and (-1, 2), (\pm 1, \mp 2) as (1, -2) and (-1, 2).
+
+    None without such a sign, and for (\pm 1, \pm 2), which may be two points or four.
+    """
+    double = [i for i, item in enumerate(items) if isinstance(item.shape, AnswerList) and item.shape.ends == "±"]
+    signs = [{t.text for t in parts[i]} & {"\\pm", "\\mp"} for i in double]
+    if not double or (len(double) > 1 and sorted(map(sorted, signs)) != [["\\mp"], ["\\pm"]]):
+        return None
+    points = []
+    for side in (0, 1):
+        point = [item.shape.items[side] if i in double and isinstance(item.shape, AnswerList) else item
+                 for i, item in enumerate(items)]  # fmt: skip
+        points.append(Answer(AnswerList("()", tuple(point))))
+    return AnswerList("±", tuple(points))
 
 
 def _ends(tokens: list[Token]) -> str:
@@ -358,10 +377,6 @@ def _single(tokens: list[Token], ends: str, level: int) -> Shape | None:
     if any(t.kind == "text" for t in inside) or (len(inside) == 1 and inside[0].kind == "word"):
         return _words(" ".join(t.text for t in tokens))
     return _shape(inside, level + 1)
-
-
-def _alone(tokens: list[Token], level: int) -> list[Answer]:
-    return [_item(tokens, level)]
 
 
 def _matrix(tokens: list[Token], level: int) -> Matrix | None:
