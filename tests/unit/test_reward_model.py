@@ -117,6 +117,14 @@ def test_a_text_beyond_the_models_positions_is_not_judged(folder):
     assert "512 positions" in long.detail
 
 
+def test_a_prompt_that_fills_the_model_is_told_with_what_helps(folder):
+    """Rows are checked before any are dropped for their length, so that no key of the data helps."""
+    (problem,) = opened(folder).prompt_problems([group("x", asked="y" * 600).prompt])
+    assert "accepts less than its 512 positions; take the row out of the data" in problem
+    assert "args.where" in problem
+    assert "max_prompt_tokens" not in problem
+
+
 def test_a_score_that_is_not_finite_is_an_error_that_names_the_text(folder):
     reward = opened(folder)
     reward.load().model.score.weight.data.fill_(float("nan"))

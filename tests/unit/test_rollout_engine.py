@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,9 @@ import tiny
 from sampling_reference import cut_distribution
 from trew.errors import EngineError, NumericsError
 from trew.rollout import Renderer
+from trew.rollout.endings import ModelFacts
 from trew.rollout.generate import generate
+from trew.rollout.requests import Earlier, Request
 from trew.rollout.torch_engine import TorchEngine
 from trew.types import Group, Prompt, Rollout, Sampling
 
@@ -305,6 +308,26 @@ def test_too_long_for_the_model_is_said_before_generating():
     e.model.forward = None  # must not be called
     with pytest.raises(EngineError, match=r"'p1': 55 prompt tokens \+ max_tokens = 500 .* 512 positions"):
         generate(e, PROMPTS, n=2, sampling=Sampling(max_tokens=500))
+
+
+@pytest.mark.parametrize(
+    ("in_episode", "keys"),
+    [
+        (False, ["rollout.max_tokens", "eval.max_tokens", "data.max_prompt_tokens"]),
+        (True, ["environment.episode_tokens"]),
+    ],
+)
+def test_what_is_too_long_for_the_model_is_told_with_the_keys_that_decide(in_episode, keys):
+    with pytest.raises(EngineError, match="more than the model's 64 positions") as caught:
+        ModelFacts(9, positions=64).check(PROMPTS[0], [1] * 50, 15, in_episode=in_episode)
+    assert re.findall(r"\w+\.\w+_tokens", str(caught.value)) == keys
+
+
+def test_a_turn_of_an_episode_is_told_from_a_prompt():
+    e = engine()
+    turn = Request("r", PROMPTS[0], 0, Sampling(max_tokens=500), Earlier(np.full(20, 7)))
+    with pytest.raises(EngineError, match=r"20 tokens of its .* set environment\.episode_tokens to at most 512"):
+        e.submit([turn])
 
 
 def test_prompts_that_cannot_be_computed_are_refused():

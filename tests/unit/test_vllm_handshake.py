@@ -6,16 +6,21 @@ import http.server
 import json
 import socketserver
 import threading
+import types
 from pathlib import Path
 
 import pytest
 
 import tiny
+from trew.config import Config
+from trew.config.schema import EnvironmentConfig, RolloutConfig
 from trew.errors import ConfigError
 from trew.rollout.vllm import handshake as h
 from trew.rollout.vllm.client import ServerGone
 from trew.rollout.vllm.endpoint import Endpoint
 from trew.rollout.vllm.environment import FORMAT
+from trew.training.episodes import EpisodePlan
+from trew.training.planning import most_tokens
 
 EXPECTED = h.Expected(dtype="float32", vocabulary=tiny.VOCAB, length=140)
 
@@ -77,9 +82,9 @@ def server(tmp_path, model):
         thread.join()
 
 
-def problems(tmp_path):
+def problems(tmp_path, expected=EXPECTED):
     try:
-        h.check(Endpoint("http://localhost", tmp_path / "s"), EXPECTED, root=tmp_path)
+        h.check(Endpoint("http://localhost", tmp_path / "s"), expected, root=tmp_path)
     except ConfigError as error:
         return list(error.problems)
     return []
@@ -123,6 +128,29 @@ def test_a_setting_that_does_not_fit_is_named_with_both_values(server, tmp_path,
     (problem,) = problems(tmp_path)
     assert says in problem
     assert problem.startswith(f"server unix:{tmp_path}/s: ")
+
+
+@pytest.mark.parametrize(
+    ("plays", "started", "says"),
+    [
+        (False, False, "start it with --max-model-len 140, or lower data.max_prompt_tokens, rollout.max_tokens or"),
+        (True, False, "episodes take up to 140 tokens; start it with --max-model-len 140, or set environment.episode_"),
+        (True, True, "raise data.max_prompt_tokens by 40, or set environment.episode_tokens to at most 100"),
+    ],
+)
+def test_a_server_that_is_too_short_is_told_with_the_keys_that_decide_there(server, tmp_path, plays, started, says):
+    server.settings["max_model_len"] = 100
+    (problem,) = problems(tmp_path, dataclasses.replace(EXPECTED, plays=plays, started=started))
+    assert says in problem
+    assert ("environment." in problem) is plays
+
+
+def test_episodes_end_at_the_models_positions_so_that_no_server_needs_more():
+    config = Config(model="m", rollout=RolloutConfig(max_tokens=50))
+    episodes = EpisodePlan(EnvironmentConfig(turns=10, episode_tokens=0), None, None, opening=20, around=8)
+    made = types.SimpleNamespace(config=config, longest=20, episodes=episodes)
+    assert most_tokens(made) > 500
+    assert most_tokens(made, positions=128) == 128
 
 
 def test_another_model_is_refused_by_its_vocabulary(server, tmp_path):

@@ -47,16 +47,22 @@ class ModelFacts:
     positions: int | None = None
     ends: frozenset[int] = frozenset()
 
-    def check(self, prompt: Prompt, ids: Sequence[int] | np.ndarray, max_tokens: int) -> None:
-        """Raises EngineError if the model cannot answer this prompt, of tokens ``ids``."""
+    def check(
+        self, prompt: Prompt, ids: Sequence[int] | np.ndarray, max_tokens: int, *, in_episode: bool = False
+    ) -> None:
+        """Raises EngineError if the model cannot answer this prompt, of tokens ``ids``; ``in_episode``: these are of
+        an episode up to now."""
         if max_tokens < 1:
             raise EngineError(f"prompt {prompt.uid!r}: max_tokens: got {max_tokens}, accepts at least 1")
         if not len(ids):
             raise EngineError(f"prompt {prompt.uid!r}: has no tokens; remove it or give it text")
         if self.positions and len(ids) + max_tokens > self.positions:
+            what, advice = "prompt tokens", "lower rollout.max_tokens (or eval.max_tokens) or data.max_prompt_tokens"
+            if in_episode:  # its prompt is measured by no key, only all of it
+                what, advice = "tokens of its episode", f"set environment.episode_tokens to at most {self.positions}"
             raise EngineError(
-                f"prompt {prompt.uid!r}: {len(ids)} prompt tokens + max_tokens = {max_tokens} is more than the "
-                f"model's {self.positions} positions; lower rollout.max_tokens or data.max_prompt_tokens"
+                f"prompt {prompt.uid!r}: {len(ids)} {what} + max_tokens = {max_tokens} is more than the "
+                f"model's {self.positions} positions; {advice}"
             )
         # On a GPU an id out of range is a device-side assert, after which the process cannot use the GPU any more.
         if max(ids) >= self.vocabulary:

@@ -364,8 +364,8 @@ def _on_servers(
         endpoints, restart, stop = servers.endpoints, servers.restart, servers.stop
         backend = servers.backend
     expected = handshake.Expected(
-        plan.config.learner.dtype, facts.vocabulary, planning.most_tokens(plan), sleeps=cluster.colocate,
-        backend=backend,
+        plan.config.learner.dtype, facts.vocabulary, planning.most_tokens(plan, positions=facts.positions),
+        sleeps=cluster.colocate, backend=backend, plays=plan.config.plays, started=not cluster.endpoints,
     )  # fmt: skip
     # A server that does not fit ends the run here, before it has been asked for anything.
     for endpoint in endpoints:

@@ -396,10 +396,11 @@ def _fit(config: Config, data: Dataset, count: Callable[[Prompt], int]) -> tuple
     return out[0], out[1], notes
 
 
-def most_tokens(plan: Plan, *, training: bool = False) -> int:
-    """The most tokens that a prompt and its completion take together; those that are trained on, or any."""
+def most_tokens(plan: Plan, *, training: bool = False, positions: int | None = None) -> int:
+    """The most tokens that a prompt and its completion take together; those that are trained on, or any. Episodes end
+    at the model's ``positions``."""
     most = plan.config.rollout.max_tokens if training else max(_most_tokens(plan.config).values())
-    return plan.longest + (plan.episodes.most_tokens(most, None) if plan.episodes else most)
+    return plan.longest + (plan.episodes.most_tokens(most, positions) if plan.episodes else most)
 
 
 def _most_tokens(config: Config) -> dict[str, int]:

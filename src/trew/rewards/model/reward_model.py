@@ -164,8 +164,9 @@ class ModelReward:
                 return [f"{self.who}: {error}"]
             if limit is not None and length >= limit:
                 return [
-                    f"{self.who}: prompt {prompt.uid!r} has {length} of its tokens, accepts less than its {limit} "
-                    "positions; lower data.max_prompt_tokens or take a model with a longer context"
+                    f"{self.who}: prompt {prompt.uid!r}: got {length} of its tokens, accepts less than its {limit} "
+                    "positions; take the row out of the data, leave it to other rewards (args.where), or take a model "
+                    "with a longer context"
                 ]
         if served:
             return []

@@ -132,7 +132,8 @@ class TorchEngine:
         for _, side_by_side in itertools.groupby(requests, key=_context_of):
             same = list(side_by_side)
             array = context_ids(same[0], self.renderer)
-            facts.check(same[0].prompt, array, max(request.sampling.max_tokens for request in same))
+            most = max(request.sampling.max_tokens for request in same)
+            facts.check(same[0].prompt, array, most, in_episode=same[0].earlier is not None)
             queued += [_Queued(request, array) for request in same]
         self._queue += queued
         self._unfinished |= taken

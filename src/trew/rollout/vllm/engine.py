@@ -194,7 +194,7 @@ class VllmEngine:
             same = list(side_by_side)
             prompt, sampling = same[0].prompt, same[0].sampling
             array = context_ids(same[0], self.renderer)
-            self.facts.check(prompt, array, sampling.max_tokens)
+            self.facts.check(prompt, array, sampling.max_tokens, in_episode=same[0].earlier is not None)
             endings = Endings.of(self.renderer, sampling, ids=self.renderer.stop_ids | self.facts.ends)
             # Sample i has the draws of seed + i, on which a gap between the numbers must have no influence.
             # Equal for consecutive samples: sample minus place changes at every gap.

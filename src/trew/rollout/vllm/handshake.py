@@ -48,13 +48,16 @@ _START = (
 class Expected:
     """What a run requires of its servers. ``dtype``: the learner's; ``vocabulary``: rows of the model's embedding;
     ``length``: tokens of the longest prompt with its completion; ``sleeps``: servers take turns with the learner;
-    ``backend``: the weight transfer engine of the run's route."""
+    ``backend``: the weight transfer engine of the run's route; ``plays``: completions are episodes; ``started``: the
+    run has started the servers itself."""
 
     dtype: str
     vocabulary: int
     length: int
     sleeps: bool = False
     backend: str = "trew_files"
+    plays: bool = False
+    started: bool = False
 
     @property
     def start(self) -> str:
@@ -111,17 +114,27 @@ def _of_settings(config: Mapping[str, Any], expected: Expected) -> Iterator[str]
         yield f"computes in {dtype}, the learner in {expected.dtype}; start it with --dtype {expected.dtype}"
     length = model.get("max_model_len")
     if isinstance(length, int) and length < expected.length:
-        yield (
-            f"has max_model_len = {length}, prompts and completions take up to {expected.length} tokens; start it with "
-            f"--max-model-len {expected.length}, or lower data.max_prompt_tokens, rollout.max_tokens or "
-            "environment.episode_tokens"
-        )
+        what = "episodes" if expected.plays else "prompts and completions"
+        yield (f"has max_model_len = {length}, {what} take up to {expected.length} tokens; {_room(expected, length)}")
     vocabulary = _vocabulary(model.get("model"))
     if vocabulary not in (None, expected.vocabulary):
         yield (
             f"serves {model.get('model')} with a vocabulary of {vocabulary}, the run's model has "
             f"{expected.vocabulary}; start it with the run's model"
         )
+
+
+def _room(expected: Expected, length: int) -> str:
+    """What to do where a server has room for ``length`` tokens, which are too few."""
+    # A server that the run starts gets its length from these keys alone.
+    more = (
+        f"raise data.max_prompt_tokens by {expected.length - length}"
+        if expected.started
+        else f"start it with --max-model-len {expected.length}"
+    )
+    if expected.plays:
+        return f"{more}, or set environment.episode_tokens to at most {length}"
+    return f"{more}, or lower data.max_prompt_tokens, rollout.max_tokens or eval.max_tokens"
 
 
 def _vocabulary(folder: object) -> int | None:
