@@ -345,8 +345,9 @@ def _united(one: Answer) -> tuple[Answer, ...]:
     shape = one.shape
     if isinstance(shape, Union):
         return shape.parts
-    is_one = isinstance(shape, AnswerList) and shape.ends == "∨" and len(_names(shape)) < 2
-    return shape.items if is_one else (one,)
+    if isinstance(shape, AnswerList) and shape.ends == "∨" and len(_names(shape)) < 2:
+        return shape.items
+    return (one,)
 
 
 def _unions(a: Answer, g: Answer) -> bool | None:
