@@ -133,3 +133,18 @@ def test_digit_groups_are_no_tuples(answer: str, gold: str, right: bool) -> None
 )
 def test_plus_minus_in_a_tuple_makes_two_of_them(answer: str, gold: str, right: bool) -> None:
     assert score(answer, gold) == right
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "right"),
+    [
+        (r"\cos 37^\circ", r"\sin 53^\circ", True),
+        (r"\tan 20^\circ", r"\cot 70^\circ", True),
+        (r"2\sin 20^\circ\cos 20^\circ", r"\sin 40^\circ", True),
+        (r"(\cos 37^\circ, 2)", r"(\sin 53^\circ, 2)", True),
+        (r"\cos 36^\circ", r"\sin 53^\circ", False),
+        (r"\cos 37", r"\sin 53^\circ", False),
+    ],
+)
+def test_degrees_in_functions_are_degrees_to_math_verify(answer: str, gold: str, right: bool) -> None:
+    assert score(answer, gold) == right

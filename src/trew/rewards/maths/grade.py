@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ from .tokens import tokenize
 
 EXTRA = "math"
 LIMITS = TaskLimits(cpu_s=2.0, memory_mb=512, wall_s=60.0, calls=500, growth_mb=128)
+_DEGREE = re.compile(r"\\degree(?![A-Za-z])")
+"""To math-verify sin 30° is sin 30, the sine of 30 radians."""
 POOL = TaskPool(Path(__file__).with_name("symbolic.py"), limits=LIMITS)
 """The processes that math-verify runs in, started when they are first needed."""
 
@@ -112,6 +115,10 @@ def _exactly(completion: str, gold: Any, *, require_boxed: bool = True, thinking
 
 def _texts(answer: Answer, gold: Answer) -> dict[str, str]:
     """What math-verify is asked about. It does not know whose value is whose, so that these are put in order before."""
+    return {side: _DEGREE.sub(r" {\\frac{\\pi}{180}} ", text) for side, text in _ordered_texts(answer, gold).items()}
+
+
+def _ordered_texts(answer: Answer, gold: Answer) -> dict[str, str]:
     if isinstance(gold.shape, (AnswerList, Named, Matrix)) and (named_values(answer.shape) or named_values(gold.shape)):
         return dict(zip(("answer", "gold"), as_points(answer, gold), strict=True))
     return {"gold": _formula(gold), "answer": _formula(answer)}
