@@ -148,3 +148,16 @@ def test_plus_minus_in_a_tuple_makes_two_of_them(answer: str, gold: str, right: 
 )
 def test_degrees_in_functions_are_degrees_to_math_verify(answer: str, gold: str, right: bool) -> None:
     assert score(answer, gold) == right
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "right"),
+    [
+        (r"\text{infinity}", r"\infty", True),
+        (r"\infty", r"\text{Infinity}", True),
+        (r"\text{infinity}", r"-\infty", False),
+        (r"\text{negative infinity}", r"\infty", False),
+    ],
+)
+def test_infinity_may_be_a_word(answer: str, gold: str, right: bool) -> None:
+    assert score(answer, gold) == right

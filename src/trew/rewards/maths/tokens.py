@@ -192,7 +192,7 @@ class _Scanner:
         """Puts a function's name, or a letter of a formula; any other word makes the text around it prose."""
         if token in FUNCTIONS:
             self.put("command", f"\\{token}")
-        elif len(token) == 1 and _FORMULA.search(self.text):
+        elif (len(token) == 1 and _FORMULA.search(self.text)) or token.lower() == "infinity":
             self.put("word", token)
         else:
             raise _Prose
