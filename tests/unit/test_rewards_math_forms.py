@@ -161,3 +161,20 @@ def test_degrees_in_functions_are_degrees_to_math_verify(answer: str, gold: str,
 )
 def test_infinity_may_be_a_word(answer: str, gold: str, right: bool) -> None:
     assert score(answer, gold) == right
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "right"),
+    [
+        (r"\text{all real numbers}", r"(-\infty,\infty)", True),
+        (r"\mathbb{R}", r"\text{All real numbers}", True),
+        (r"\text{all reals}", r"\text{all real numbers}", True),
+        (r"\text{all positive real numbers}", r"\mathbb{R}", False),
+        (r"\text{all real numbers except } 2", r"\mathbb{R}", False),
+        (r"\text{No solutions}", r"\text{no solution}", True),
+        (r"\text{no real solutions}", r"\text{no solution}", False),
+        (r"\text{DNE}", r"\text{does not exist}", True),
+    ],
+)
+def test_phrases_with_one_meaning_are_the_same(answer: str, gold: str, right: bool) -> None:
+    assert score(answer, gold) == right

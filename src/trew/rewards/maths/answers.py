@@ -57,7 +57,12 @@ def _words(text: str) -> Words | None:
         return Words(lone.group(1).casefold())
     if not re.fullmatch(r"[^\W\d_](?:[^\W\d_]|[\s'.\-!\"])*", inner) or len(inner) > 200:
         return None
-    return Words(re.sub(r"[^\w]|_", "", inner.casefold()))
+    letters = re.sub(r"[^\w]|_", "", inner.casefold())
+    return Words(_SAME_WORDS.get(letters, letters))
+
+
+_SAME_WORDS = {"nosolutions": "nosolution", "dne": "doesnotexist"}
+_EVERYTHING = re.compile("(?:theset(?:of)?)?(?:all|any)real(?:numbers?|s)")
 
 
 # ---------------------------------------------------------------------------------------------------------- inside
@@ -93,13 +98,14 @@ def _united(tokens: list[Token], level: int) -> Shape | None:
     return Union(tuple(_item(part, level) for part in parts)) if len(parts) > 1 else None
 
 
-def _spelled(tokens: list[Token]) -> Words | None:
+def _spelled(tokens: list[Token]) -> Words | AnswerList | None:
     """The words that tokens spell: all in upright type, or bare letters that are no product of variables."""
     if not all(t.kind in ("text", "unit", "word") or t.text in ("(", ")") for t in tokens):
         return None
     if all(t.kind == "word" for t in tokens) and not _is_word(tokens):  # xy is a product of letters
         return None
-    return _words(" ".join(t.text for t in tokens))
+    found = _words(" ".join(t.text for t in tokens))
+    return intervals.everything() if found and _EVERYTHING.fullmatch(found.text) else found
 
 
 def _labelled(tokens: list[Token], level: int) -> Shape | None:
