@@ -178,3 +178,19 @@ def test_infinity_may_be_a_word(answer: str, gold: str, right: bool) -> None:
 )
 def test_phrases_with_one_meaning_are_the_same(answer: str, gold: str, right: bool) -> None:
     assert score(answer, gold) == right
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "right"),
+    [
+        ("5^{th}", "5", True),
+        ("22^{nd}", "22", True),
+        ("12^{th}", r"12\text{th}", True),
+        ("12^{th}", "11", False),
+        ("11^{st}", "11", False),
+        ("5^{nd}", "5", False),
+        ("x^{th}", "x", False),
+    ],
+)
+def test_an_ordinal_number_needs_no_upright_ending(answer: str, gold: str, right: bool) -> None:
+    assert score(answer, gold) == right

@@ -159,6 +159,8 @@ class _Parser:
         r"""How many tokens of a raised ending come next, as in 5^{\text{th}}."""
         at = 1 if self.peek() == "{" else 0
         found = self.kind(at) == "unit" and units.name(self.peek(at)) == "th"
+        # Of letters without \\text only an ending that the number has: 2^{nd}, while 5^{nd} is a power.
+        found = found or (self.kind(at) == "word" and self.peek(at) == _ending(self.tokens[self.at - 2]))
         return 1 + 2 * at if found and (not at or self.peek(2) == "}") else 0
 
     def exponent(self) -> Value:
@@ -452,6 +454,13 @@ class _Parser:
     def at_function(self) -> bool:
         name = self.peek().lstrip("\\")
         return name in FUNCTIONS and name != "sqrt"
+
+
+def _ending(token: Token) -> str:
+    """The ending of the ordinal number of a whole number, 2nd or 12th; empty for another token."""
+    if token.kind != "number" or not token.text.isdigit():
+        return ""
+    return "th" if token.text[-2:-1] == "1" else {"1": "st", "2": "nd", "3": "rd"}.get(token.text[-1], "th")
 
 
 _STARTS = frozenset({"\\frac", "\\sqrt", "\\binom", "\\pi", "\\infty", "\\lfloor", "\\lceil"})
