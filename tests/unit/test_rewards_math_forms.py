@@ -194,3 +194,24 @@ def test_phrases_with_one_meaning_are_the_same(answer: str, gold: str, right: bo
 )
 def test_an_ordinal_number_needs_no_upright_ending(answer: str, gold: str, right: bool) -> None:
     assert score(answer, gold) == right
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "right"),
+    [
+        ("f(2)=5", "5", True),
+        ("f(-1)=5", "5", True),
+        ("f'(2.5)=2+3=5", "5", True),
+        ("5", "f(2)=5", True),
+        ("f^{-1}(x)=x-1", "x-1", True),
+        ("f^{-1}(2)=3", "3", True),
+        ("f(2)=5", "f(3)=5", False),
+        ("f(2)=5", "f'(2)=5", False),
+        ("f^{-1}(x)=x-1", "f(x)=x-1", False),
+        (r"\sin(2)=5", "5", False),
+        ("e(2)=5", "5", False),
+        ("2(3)=5", "5", False),
+    ],
+)
+def test_a_value_of_a_function_or_its_inverse_is_a_name(answer: str, gold: str, right: bool) -> None:
+    assert score(answer, gold) == right

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import re
 
-from .tokens import Token
+from .tokens import FUNCTIONS, Token
 
 _SINGLE = r"(?:[A-Za-z]|\\[A-Za-z]+)'?(?:_(?:\{[A-Za-z0-9]+\}|[A-Za-z0-9]+))?"
-_NAME = re.compile(rf"{_SINGLE}(?:\({_SINGLE}(?:,{_SINGLE})*\))?|\({_SINGLE}(?:,{_SINGLE})+\)|[A-Z]{{2,3}}")
+_ARGUMENT = rf"(?:{_SINGLE}|-?[0-9.]+)"
+_FUNCTION = rf"{_SINGLE}(?:\^(?:\{{-1\}}|-1)(?=\())?(?:\({_ARGUMENT}(?:,{_ARGUMENT})*\))?"
+_NAME = re.compile(rf"{_FUNCTION}|\({_SINGLE}(?:,{_SINGLE})+\)|[A-Z]{{2,3}}")
+_OF_NUMBER = re.compile(r"([^(^]*)(?:\^[^(]*)?\([^)]*[0-9][^)]*\)")  # f(2); but sin(2) is a value
 _NO_NAMES = ("\\pi", "\\infty", "\\sqrt", "\\frac", "e", "i")  # values, unless they name a function or a side of =
 
 
 def name_of(tokens: list[Token]) -> str:
     """The name that tokens spell, x, x_1, f(x), (x, y), \\text{area}, \\angle ABC, P(A); empty when it is none."""
-    if len(tokens) > 8 or not tokens:
+    if len(tokens) > 12 or not tokens:
         return ""
     written = "".join(t.text for t in tokens)
     if _is_in_words(tokens):
         return written
     if tokens[0].text in _NO_NAMES and not re.search("[=(]", written[1:]):
+        return ""
+    applied = _OF_NUMBER.fullmatch(written)
+    if applied and (applied[1] in ("e", "i", "\\pi") or applied[1].lstrip("\\") in FUNCTIONS):
         return ""
     long_word = len(tokens) == 1 and tokens[0].kind == "word" and len(written) > 3  # area = 5
     return written if long_word or _NAME.fullmatch(written) else ""
