@@ -215,3 +215,18 @@ def test_an_ordinal_number_needs_no_upright_ending(answer: str, gold: str, right
 )
 def test_a_value_of_a_function_or_its_inverse_is_a_name(answer: str, gold: str, right: bool) -> None:
     assert score(answer, gold) == right
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "right"),
+    [
+        ("2e - 1", "2e-1", True),
+        ("2e-1", "-1+2e", True),
+        ("2e-1", "0.2", True),
+        ("3e2", "300", True),
+        ("2e-1", "2e + 1", False),
+        ("2e - 1", "0.2", False),
+    ],
+)
+def test_e_between_digits_may_be_the_base_of_the_logarithm(answer: str, gold: str, right: bool) -> None:
+    assert score(answer, gold) == right

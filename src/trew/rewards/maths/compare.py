@@ -16,6 +16,7 @@ from .units import Unit
 
 _RELATION = re.compile(r"\\(?:ne|le|ge)(?![A-Za-z])|[<>]")
 _PRIMES = re.compile(r"(?<=[A-Za-z)}\]])(?:\s*')+|\\prime(?![A-Za-z])")
+_POWER_OF_TEN = re.compile(r"(\d)e(?=[+-]?\d)")
 _ANY_ORDER = frozenset({"{}", ",", "∨", "±"})
 
 
@@ -46,9 +47,20 @@ def _otherwise(a: Answer, g: Answer) -> tuple[Answer, Answer] | None:
             return a, read(g.text, groups=False)
         case Scalar(), AnswerList(",") | AnswerList("∨") if "," in a.text:
             return read(a.text, groups=False), g
+        case Scalar() as left, Scalar() as right if _has_e(left) != _has_e(right):  # 2e-1 is a power of ten, or 2e - 1
+            return (Answer(left, a.text), _with_e(g)) if _has_e(left) else (_with_e(a), Answer(right, g.text))
         case Scalar() as left, Scalar() as right if bool(left.unit) != bool(right.unit):
             return (a, read(g.text, letters=True)) if left.unit else (read(a.text, letters=True), g)  # 5 m
     return None
+
+
+def _has_e(one: Scalar) -> bool:
+    return any(g == algebra.E for terms in (one.value.above, one.value.below) for mono in terms for g, _ in mono)
+
+
+def _with_e(one: Answer) -> Answer:
+    """The answer with the base of the logarithm for every e."""
+    return read(_POWER_OF_TEN.sub(r"\1 e ", one.text))
 
 
 def _same(a: Answer, g: Answer) -> bool | None:
