@@ -230,3 +230,18 @@ def test_a_value_of_a_function_or_its_inverse_is_a_name(answer: str, gold: str, 
 )
 def test_e_between_digits_may_be_the_base_of_the_logarithm(answer: str, gold: str, right: bool) -> None:
     assert score(answer, gold) == right
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "right"),
+    [
+        ("CBA", "ABC", False),
+        ("BA, CD", "AB, CD", False),
+        ("A B C", "ABC", True),
+        ("CD, AB", "AB, CD", True),
+        ("2BA", "2AB", True),
+        ("yx", "xy", True),
+    ],
+)
+def test_capital_letters_alone_have_an_order(answer: str, gold: str, right: bool) -> None:
+    assert score(answer, gold) == right

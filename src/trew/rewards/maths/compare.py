@@ -17,6 +17,7 @@ from .units import Unit
 _RELATION = re.compile(r"\\(?:ne|le|ge)(?![A-Za-z])|[<>]")
 _PRIMES = re.compile(r"(?<=[A-Za-z)}\]])(?:\s*')+|\\prime(?![A-Za-z])")
 _POWER_OF_TEN = re.compile(r"(\d)e(?=[+-]?\d)")
+_LETTERS = re.compile(r"[A-Z]{2,3}")
 _ANY_ORDER = frozenset({"{}", ",", "∨", "±"})
 
 
@@ -66,6 +67,9 @@ def _with_e(one: Answer) -> Answer:
 def _same(a: Answer, g: Answer) -> bool | None:
     left, right = a.shape, g.shape
     if isinstance(left, Scalar) and isinstance(right, Scalar):
+        # ABC and CBA may be orders, options or figures; only with something beside them such letters are a product.
+        if a.text != g.text and _LETTERS.fullmatch(a.text) and _LETTERS.fullmatch(g.text):
+            return False
         return _scalars(left, right)
     # Values that both sides name are compared by name. A point without names has x before y.
     if (values := named_values(left)) and (others := named_values(right)):
