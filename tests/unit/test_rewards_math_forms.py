@@ -245,3 +245,22 @@ def test_e_between_digits_may_be_the_base_of_the_logarithm(answer: str, gold: st
 )
 def test_capital_letters_alone_have_an_order(answer: str, gold: str, right: bool) -> None:
     assert score(answer, gold) == right
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "right"),
+    [
+        (r"x=2 \text{ or maybe } x=5", "5", False),
+        (r"x=2 \text{ to } y=5", "5", False),
+        ("x=2 to y=5", "5", False),
+        (r"x=2 \quad x=5", "5", False),
+        ("x=2 x=5", "5", False),
+        (r"x=2 \quad y=5", "5", False),
+        (r"x=2 \quad y=5", "(2,5)", True),
+        (r"x=\frac{-b}{2a}=5", "5", True),
+        (r"\text{Area} = \frac12 b h = 5", "5", True),
+        (r"A = 2\text{ cm}\cdot 3\text{ cm} = 6\text{ cm}^2", "6", True),
+    ],
+)
+def test_two_equations_side_by_side_are_not_the_last_of_them(answer: str, gold: str, right: bool) -> None:
+    assert score(answer, gold) == right

@@ -228,7 +228,7 @@ def _equality(tokens: list[Token], level: int) -> Shape | None:
     name = name_of(parts[0])
     if not name:
         return _chain(parts, level).shape
-    item = _last(parts[1:], level)
+    item = _last(name, parts[1:], level)
     return Named(name, item, _difference(parts[0], item))
 
 
@@ -242,14 +242,18 @@ def _difference(left: list[Token], item: Answer) -> Value | None:
         return None
 
 
-def _last(parts: list[list[Token]], level: int) -> Answer:
-    """Of S = a = b the last side; sides that are numbers must be the same."""
+def _last(name: str, parts: list[list[Token]], level: int) -> Answer:
+    """Of S = a = b the last side; sides that are numbers must be the same, and none may be two things side by side."""
     # Sides with unknowns are steps of a derivation (y = 2x + 1 = 5); sides with values must agree with the last.
     items = [_item(part, level) for part in parts]
     last = items[-1].shape
     values = [item.shape.value for item in items if isinstance(item.shape, Scalar)]
     if isinstance(last, Scalar) and any(algebra.same(v, last.value) is False for v in values if not v.variables):
         raise Malformed("its sides are not equal")
+    # Of x = 2 \text{ or maybe } x = 5 the side in the middle has words or the name in it.
+    between = [item.shape.value for item in items[:-1] if isinstance(item.shape, Scalar)]
+    if any(value.named("words") or name in value.variables for value in between):
+        raise Malformed("two equations side by side")
     return items[-1]
 
 

@@ -39,6 +39,7 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"(?<=\d),(?:\\[,; ])(?=\d{3}(?!\d))", ""),
         (r"\\(?:left|right|[bB]igg?[lrm]?|middle)(?![A-Za-z])\s*\.?"
          r"(?=\s*(?:\\[{}|]|[()\[\]|/<>]|\\[lr](?:floor|ceil|brace|vert|angle)|[^.]|$))", " "),
+        (r"\\q?quad\s*(?=[A-Za-z](?:_\{?\w+\}?)?\s*=)", ", "),  # x = 1 \quad y = 2
         (r"\\(?:displaystyle|textstyle|scriptstyle|limits|nolimits|hfill|noindent|par|quad|qquad)(?![A-Za-z])", " "),
         (r"\\(?:thinspace|medspace|enspace|negthinspace)(?![A-Za-z])", " "),
         (r"\\(?:hspace|vspace|phantom|hphantom|vphantom|label|tag)\*?\{[^{}]*\}", " "),

@@ -15,7 +15,7 @@ _NAMES = """
 """
 _SHORT_WORDS = """
     yes no odd one two six ten red all any max min sun mon tue wed thu fri sat tie cat dog up down left right
-    ann amy bob dan eve jim joe kim leo max mia roy sam sue ted tim tom zoe none nan dne
+    ann amy bob dan eve jim joe kim leo max mia roy sam sue ted tim tom zoe none nan dne to
 """
 FUNCTIONS, NAMES, SHORT_WORDS = (frozenset(words.split()) for words in (_FUNCTIONS, _NAMES, _SHORT_WORDS))
 NO_WORDS = FUNCTIONS | NAMES | {"pi", "infinity", "Infinity", "infty", "base"}
