@@ -264,3 +264,25 @@ def test_capital_letters_alone_have_an_order(answer: str, gold: str, right: bool
 )
 def test_two_equations_side_by_side_are_not_the_last_of_them(answer: str, gold: str, right: bool) -> None:
     assert score(answer, gold) == right
+
+
+@pytest.mark.parametrize(
+    ("text", "gold", "right"),
+    [
+        ("It is $5$ or $6$.", "6", False),
+        ("So $x = 5$ and $y = 6$.", "6", False),
+        ("From $x=2$ to $y=5$.", "5", False),
+        ("It is not $5$.", "5", False),
+        ("$5$ is wrong.", "5", False),
+        ("The answer isn't 5", "5", False),
+        ("It costs $5 and $6.", "5", False),
+        ("The roots are $5$ and $6$.", "5, 6", True),
+        ("So $x = 5$ and $y = 6$.", "(5,6)", True),
+        ("If $x = 2$, then $y = 5$.", "5", True),
+        ("It is $5$. Then $z = 6$.", "6", True),
+        ("The solutions are 5 and 6.", "5, 6", True),
+        ("It costs $5.", "5", True),
+    ],
+)
+def test_without_a_box_a_list_is_no_item_and_a_denial_no_answer(text: str, gold: str, right: bool) -> None:
+    assert (grade("math", text, gold, require_boxed=False).score == 1) == right

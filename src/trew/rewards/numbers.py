@@ -155,7 +155,7 @@ def last_number(text: str) -> Reading:
     written = plain[last.start : last.end]
     if last.value is None:
         return Reading(None, written, "a number that cannot be read")
-    if _denied(plain, last):
+    if denied(plain, last):
         return Reading(None, written, "a denial, not a number")
     if len(tail) >= 2 and joined(plain[tail[-2].end : last.start]):
         written = plain[tail[-2].start : last.end]
@@ -283,7 +283,7 @@ def _denies(word: str) -> bool:
     return word in _DENIALS or word.endswith(("n't", "n\u2019t"))
 
 
-def _denied(text: str, number: Number) -> bool:
+def denied(text: str, number: Number) -> bool:
     """Whether the words right before a number or right behind it deny it: "is not 72", "72 is wrong"."""
     before = re.split(r"[.;:?\n]|!(?!=)", text[max(0, number.start - 48) : number.start].lower())[-1]
     behind = re.split(r"[.,;:!?\n]", text[number.end : number.end + 32].lower(), maxsplit=1)[0]

@@ -6,21 +6,24 @@ import re
 from collections import deque
 
 from ...utils.boxes import last_box
-from ..numbers import sign_apart
+from ..numbers import Number, denied, sign_apart
 
 MAX_READ = 200_000  # characters at the end of a completion that are searched: an answer stands at the end
 MAX_UNBOXED = 20_000  # the same, if there is no box
 
 # "The final answer is", "result:", "solution =", in bold type too.
 _STATED = re.compile(
-    r"\b(?:final\s+answer|answer|result|solution)\b\**\s*(?:\bis\b|\bare\b|[:=])\s*:?\**\s*", re.IGNORECASE
+    r"\b(?:final\s+answer|answer|result|solution)s?\b\**\s*(?:\bis\b|\bare\b|[:=])\s*:?\**\s*", re.IGNORECASE
 )
-# Formulas between $$, $, \( \) and \[ \]: of bounded length, so that a search stays linear.
+# Formulas between $$, $, \( \) and \[ \]: of bounded length, so that a search stays linear. In
+# "$5 and $6" none ends.
 _MATH = re.compile(
-    r"\$\$([^$]{1,500})\$\$|(?<!\\)\$([^$\n]{1,500}?)(?<!\\)\$|\\\(([^$]{1,500}?)\\\)|\\\[([^$]{1,500}?)\\\]"
+    r"\$\$([^$]{1,500})\$\$|(?<!\\)\$([^$\n]{1,500}?)(?<!\\)\$(?!\d)|\\\(([^$]{1,500}?)\\\)|\\\[([^$]{1,500}?)\\\]"
 )
 # With sign, currency, commas, a denominator and a percent sign.
 _NUMBER = re.compile(r"[-+\u2212]?[$€£]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:\s?/\s?\d+)?%?")
+# What makes a list of the formulas around it.
+_AND = re.compile(r"\s*(?:[,;]|[,;]?\s*\b(?:or|and|to)\b)\s*|\s+")
 # What ties the number behind it to the one in front: a list, a range, a sum.
 _LIST = re.compile(r"(?:,|;|\bor\b|\band\b|\bto\b|[-–~/*+^=<>])\s*$")
 
@@ -29,7 +32,7 @@ def answer(text: str, *, require_boxed: bool = True) -> tuple[str | None, str]:
     """The answer in a completion whose thought is already gone, and why there is none.
 
     With ``require_boxed`` only the last complete box counts. Without, if there is no box: what follows the last
-    "answer is" or "####", else the last ``$…$``, else the last number that is not part of a list.
+    "answer is" or "####", else the last ``$…$`` or list of them, else the last number that is not part of a list.
 
     >>> answer("so it is 5", require_boxed=False), answer("so it is 5")
     (('5', ''), (None, 'no complete \\\\boxed{…}'))
@@ -58,10 +61,25 @@ def _unboxed(text: str) -> tuple[str | None, str]:
         rest = text[stated.end() :].lstrip("* \t\n")
         if rest:
             return _sentence(rest), ""
-    found = _last_of(_MATH, text)
-    if found is not None:
-        return next(group for group in found.groups() if group is not None), ""
+    if (found := _last_formulas(text)) is not None:
+        return found
     return _last_number(text)
+
+
+def _last_formulas(text: str) -> tuple[str | None, str] | None:
+    """The last formula of a text, with all that a list joins to it, $5$ and $6$; None if there is none."""
+    written, start, end = "", 0, 0
+    for found in _MATH.finditer(text):
+        between = text[end : found.start()]
+        inside = next(group for group in found.groups() if group is not None)
+        joined = bool(written) and len(between) <= 16 and _AND.fullmatch(between) is not None
+        written, start = (
+            (f"{written}{between if between.strip() else ', '}{inside}", start) if joined else (inside, found.start())
+        )
+        end = found.end()
+    if not written:
+        return None
+    return (None, "a denial, no answer") if denied(text, Number(None, start, end)) else (written, "")
 
 
 def _last_number(text: str) -> tuple[str | None, str]:
@@ -73,6 +91,8 @@ def _last_number(text: str) -> tuple[str | None, str]:
     # "3 and 5" or "3, 5" gives two numbers, of which the last must not count as the answer.
     if len(numbers) == 2 and _joins(text[numbers[0].end() : last.start()]):
         return None, "several numbers"
+    if denied(text, Number(None, last.start(), last.end())):
+        return None, "a denial, no answer"
     sign = sign_apart(text, last.start())
     return text[last.start() if sign < 0 else sign : last.end()], ""
 
