@@ -286,3 +286,21 @@ def test_two_equations_side_by_side_are_not_the_last_of_them(answer: str, gold: 
 )
 def test_without_a_box_a_list_is_no_item_and_a_denial_no_answer(text: str, gold: str, right: bool) -> None:
     assert (grade("math", text, gold, require_boxed=False).score == 1) == right
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "right"),
+    [
+        ("6'2", "62", False),
+        ("21'07", "2107", False),
+        ("5'", "5", False),
+        ("3'R^2", "3R^2", False),
+        ("y = 2x + 3'", "y = 2x + 3", False),
+        ("(3,4']", "(3,4]", False),
+        (r"30^\circ 15'", r"30^\circ15'", True),
+        ("1'234", "1234", True),
+        ("f'(x) = 2x", "2x", True),
+    ],
+)
+def test_a_prime_is_not_left_out(answer: str, gold: str, right: bool) -> None:
+    assert score(answer, gold) == right

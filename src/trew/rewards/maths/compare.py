@@ -15,7 +15,7 @@ from .shapes import Answer, AnswerList, Based, Equation, Matrix, Named, Scalar, 
 from .units import Unit
 
 _RELATION = re.compile(r"\\(?:ne|le|ge)(?![A-Za-z])|[<>]")
-_PRIMES = re.compile(r"(?<=[A-Za-z)}\]])(?:\s*')+|\\prime(?![A-Za-z])")
+_PRIMES = re.compile(r"(?:\s*')+|\\prime(?![A-Za-z])")
 _POWER_OF_TEN = re.compile(r"(\d)e(?=[+-]?\d)")
 _LETTERS = re.compile(r"[A-Z]{2,3}")
 _ANY_ORDER = frozenset({"{}", ",", "∨", "±"})
@@ -109,7 +109,7 @@ def _is_no_relation(left: Shape, right: Shape) -> bool:
 def _unknown(a: Answer, g: Answer) -> bool | None:
     """Compares answers of which one cannot be computed; None leaves the two to math-verify."""
     left, right = a.shape, g.shape
-    # math-verify does not see primes, but f' is not f.
+    # math-verify does not see primes, but f' is not f, and 6'2 not 62.
     if _primes(a) != _primes(g):
         return False
     # An answer that is no mathematics is wrong, and nothing equals such a gold; math-verify decides the rest.

@@ -37,6 +37,7 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"\\\\\s*\[[^\]\n]{0,20}\]", r"\\\\"),  # row spacing in matrices
         (r"(?<=\d)(?:\\,|\\ |\\;|\{,\}|,\\!|\\!,|\\!|~)\s*(?=\d{3}(?!\d))", ""),  # digit groups
         (r"(?<=\d),(?:\\[,; ])(?=\d{3}(?!\d))", ""),
+        (r"(?<=\d)'(?=\d{3}(?!\d))", ""),
         (r"\\(?:left|right|[bB]igg?[lrm]?|middle)(?![A-Za-z])\s*\.?"
          r"(?=\s*(?:\\[{}|]|[()\[\]|/<>]|\\[lr](?:floor|ceil|brace|vert|angle)|[^.]|$))", " "),
         (r"\\q?quad\s*(?=[A-Za-z](?:_\{?\w+\}?)?\s*=)", ", "),  # x = 1 \quad y = 2
