@@ -65,6 +65,8 @@ def test_powers_products_and_sums_of_matrices(answer: str, gold: str, right: boo
         (r"\sin 1 or 2", r"(\sin 1, 2)", False),
         ("x<1 or y>3", r"(-\infty,1)\cup(3,\infty)", False),
         ("(0,5) or (1,2)", "(0,5)", False),
+        ("x=1, x=2", "(1,2)", False),
+        ("x=1 and x=2", "(1,2)", False),
         ("x=1 or y=2", "y=2 or x=1", True),
         ("x=1 and y=2", "(1,2)", True),
         ("x=1 or x=2", "1, 2", True),

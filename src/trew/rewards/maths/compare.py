@@ -272,7 +272,9 @@ def _is_bare_point(left: AnswerList, right: AnswerList) -> bool:
     if bare.ends != "," or bracketed.ends not in ("()", "[]"):
         return False
     infinite = any("∞" in i.shape.value.variables for i in bracketed.items if isinstance(i.shape, Scalar))
-    return not infinite and (bracketed.ends == "()" or len(bracketed.items) > 2)
+    # x = 1, x = 2 are two values of one thing, and no coordinates of a point.
+    named = [item for item in bare.items if isinstance(item.shape, Named)]
+    return len(_names(bare)) == len(named) and not infinite and (bracketed.ends == "()" or len(bracketed.items) > 2)
 
 
 def _ratios(left: AnswerList, right: AnswerList) -> bool | None:
