@@ -306,3 +306,31 @@ def test_without_a_box_a_list_is_no_item_and_a_denial_no_answer(text: str, gold:
 )
 def test_a_prime_is_not_left_out(answer: str, gold: str, right: bool) -> None:
     assert score(answer, gold) == right
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "right"),
+    [
+        (r"\textbf{(A)}\ 5", "A", True),
+        (r"\textbf{(A)}\ 5", r"\text{(A)}", True),
+        (r"\textbf{(A)}\ 5", "5", True),
+        (r"\mathrm{(A)}\ \frac12", "0.5", True),
+        ("(A) 5", "A", True),
+        (r"\text{(A) } \text{Monday}", r"\text{Monday}", True),
+        (r"\text{(A) } \cot x", r"\frac{\cos x}{\sin x}", True),
+        ("A", r"\textbf{(A)}\ 5", True),
+        ("5", r"\textbf{(A)}\ 5", True),
+        (r"\textbf{(A)}\ 5", "B", False),
+        (r"\textbf{(A)}\ 5", "6", False),
+        (r"\textbf{(A)}\ 5", r"\textbf{(B)}\ 5", False),
+        (r"\textbf{(A)}\ 5", r"\textbf{(A)}\ 6", False),
+        (r"\text{(A)}\text{(B)}", "A", False),
+        (r"\text{(A)} B", "A", False),
+        (r"\text{(A)} \text{(B)} 5", "A", False),
+        (r"\text{(A)} 5, \text{(B)} 6", "A", False),
+        ("(A) x", "A", False),
+        ("P(A) 5", "A", False),
+    ],
+)
+def test_an_option_with_its_value_is_the_option_and_the_value(answer: str, gold: str, right: bool) -> None:
+    assert (score(answer, gold) == 1) == right

@@ -15,7 +15,7 @@ from .bases import based
 from .brackets import encloses, split
 from .names import name_of
 from .not_exact import Malformed, NotExact, TooLarge, Undefined
-from .shapes import Answer, AnswerList, Equation, Matrix, Named, Scalar, Shape, Union, Unknown, Words
+from .shapes import Answer, AnswerList, Choice, Equation, Matrix, Named, Scalar, Shape, Union, Unknown, Words
 from .tokens import SHORT_WORDS, Token, tokenize
 from .units import Unit
 
@@ -120,6 +120,24 @@ def _labelled(tokens: list[Token], level: int) -> Shape | None:
 
 _OTHER = "not no never neither except least most more less than about wrong incorrect approximately"
 _DENIALS = frozenset(_OTHER.split())
+
+
+_OPTION = re.compile(r"\\text\s*\{\s*(?:\(\s*([A-Z])\s*\)|([A-Z])\s*[).:])\s*\}")
+
+
+def _chosen(tokens: list[Token], level: int) -> Choice | None:
+    r"""\text{(A)} 5, or (A) 5: an option with its value. Without \text only before a number, as (A) x is a product."""
+    option, behind = _OPTION.fullmatch(tokens[0].text), tokens[1:]
+    letter = (option[1] or option[2]) if option else ""
+    if [t.text for t in tokens[:3:2]] == ["(", ")"] and [t.kind for t in tokens[3:4]] == ["number"]:
+        letter, behind = (tokens[1].text, tokens[3:]) if re.fullmatch("[A-Z]", tokens[1].text) else ("", [])
+    if not letter or not behind:
+        return None
+    item = _item(behind, level)
+    # (A)(B) and (A) B are two options.
+    if isinstance(item.shape, Choice) or re.fullmatch(r"\W*(?:\\text)?\W*[A-Z]\W*", item.text):
+        raise Malformed("two options side by side")
+    return Choice(letter.casefold(), item)
 
 
 def _is_word(tokens: list[Token]) -> bool:
@@ -451,7 +469,7 @@ def _scalar(tokens: list[Token], *, sign: int = 1) -> Scalar:
 
 # The order decides: a list is taken apart before its items are read, and a relation before the brackets in its sides.
 _READERS: tuple[Callable[[list[Token], int], Shape | None], ...] = (
-    _listed, _united, _labelled, _excluded, _approximate, _member, _equality, _inequality, _bracketed, _matrix, _ratio,
-    _measured,
+    _listed, _united, _chosen, _labelled, _excluded, _approximate, _member, _equality, _inequality, _bracketed, _matrix,
+    _ratio, _measured,
 )  # fmt: skip
 """Each gives None if the tokens are not of its kind."""

@@ -11,7 +11,7 @@ from .algebra import Value
 from .answers import read
 from .coordinates import in_usual_order, named_values
 from .not_exact import NotExact
-from .shapes import Answer, AnswerList, Based, Equation, Matrix, Named, Scalar, Shape, Union, Unknown, Words
+from .shapes import Answer, AnswerList, Based, Choice, Equation, Matrix, Named, Scalar, Shape, Union, Unknown, Words
 from .units import Unit
 
 _RELATION = re.compile(r"\\(?:ne|le|ge)(?![A-Za-z])|[<>]")
@@ -142,6 +142,19 @@ def _both_named(left: Named, right: Named) -> bool | None:
     # A description (area = 5) may be worded in many ways; x and y are different things.
     described = left.name.strip("{}").startswith("\\text") or right.name.startswith("\\text") or len(left.name) > 3
     return _same(left.item, right.item) if described else False
+
+
+def _choices(a: Answer, g: Answer) -> bool | None:
+    """(A) 5 is the option (A), and it is 5; of two such answers both must be the same."""
+    left, right = a.shape, g.shape
+    if isinstance(left, Choice) and isinstance(right, Choice):
+        return left.letter == right.letter and _same(left.item, right.item)
+    chosen, other = (left, g) if isinstance(left, Choice) else (right, a)
+    assert isinstance(chosen, Choice)
+    letters = other.shape.text if isinstance(other.shape, Words) else other.plain
+    if len(letters) == 1 and letters.isalpha():
+        return chosen.letter == letters
+    return _same(chosen.item, other) if chosen is left else _same(other, chosen.item)
 
 
 def _words(a: Answer, g: Answer) -> bool:
@@ -380,7 +393,7 @@ def _unions(a: Answer, g: Answer) -> bool | None:
 
 
 _JUDGES: tuple[tuple[type, Callable[[Answer, Answer], bool | None]], ...] = (
-    (Unknown, _unknown), (Named, _named), (Words, _words), (Based, _based), (Equation, _equations),
+    (Unknown, _unknown), (Choice, _choices), (Named, _named), (Words, _words), (Based, _based), (Equation, _equations),
     (Matrix, _matrices), (Union, _unions), (AnswerList, _groups),
 )  # fmt: skip
 """Who compares two answers of which one is of a kind; the first that fits."""

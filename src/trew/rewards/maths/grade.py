@@ -20,7 +20,7 @@ from . import compare, extract, units
 from .answers import read
 from .coordinates import as_points, named_values
 from .normalise import MAX_ANSWER, normalise
-from .shapes import Answer, AnswerList, Equation, Matrix, Named, Scalar, Union, Unknown
+from .shapes import Answer, AnswerList, Choice, Equation, Matrix, Named, Scalar, Union, Unknown
 from .tokens import tokenize
 
 EXTRA = "math"
@@ -130,6 +130,8 @@ def _formula(answer: Answer) -> str:
     >>> _formula(read("\\cot x \\text{ cm}^2")), _formula(read("\\sin 20\\degree"))
     ('\\cot x', '\\sin 20\\degree')
     """
+    if isinstance(answer.shape, Choice):
+        return _formula(answer.shape.item)
     shape = answer.shape.item.shape if isinstance(answer.shape, Named) else answer.shape
     if not isinstance(shape, Scalar) or not shape.unit:
         return answer.text
@@ -230,7 +232,7 @@ def needs_math_verify(answer: Answer) -> bool:
         return shape.value.opaque
     if isinstance(shape, Equation):
         return shape.difference.opaque
-    if isinstance(shape, Named):
+    if isinstance(shape, (Named, Choice)):
         return needs_math_verify(shape.item)
     if isinstance(shape, Matrix):
         return any(needs_math_verify(item) for row in shape.rows for item in row)

@@ -25,6 +25,14 @@ class Words:
 
 
 @dataclass(frozen=True, slots=True)
+class Choice:
+    """An option with what it says, (A) 5. ``letter`` is a small one."""
+
+    letter: str
+    item: Answer
+
+
+@dataclass(frozen=True, slots=True)
 class AnswerList:
     """Several answers. ``ends`` is their brackets, ``()``, ``[)``, …: ordered; ``{}``: a set; ``,``: a bare list;
     ``∨``: a list with "or" in it; ``±``: both values of a formula with that sign; ``:``: a ratio."""
@@ -80,7 +88,7 @@ class Unknown:
     too_large: bool = False
 
 
-Shape = Scalar | Words | AnswerList | Union | Matrix | Named | Equation | Based | Unknown
+Shape = Scalar | Words | Choice | AnswerList | Union | Matrix | Named | Equation | Based | Unknown
 
 
 @dataclass(frozen=True, slots=True)
