@@ -334,3 +334,8 @@ def test_a_prime_is_not_left_out(answer: str, gold: str, right: bool) -> None:
 )
 def test_an_option_with_its_value_is_the_option_and_the_value(answer: str, gold: str, right: bool) -> None:
     assert (score(answer, gold) == 1) == right
+
+
+def test_a_repeating_decimal_reaches_math_verify_as_the_number_that_it_is() -> None:
+    assert score(r"\sum_{k=1}^{\infty} 3 \cdot 10^{-k}", r"0.\overline{3}") == 1
+    assert score(r"\sum_{k=1}^{\infty} 3 \cdot 10^{-k}", r"0.\overline{4}") == 0

@@ -16,7 +16,7 @@ from ..isolation.tasks import TaskLimits, TaskOutcome, TaskPool
 from ..numbers import MAX_DIGITS, parse_gold
 from ..thinking import after_thinking
 from ..verdict import Verdict, bad_gold, no_answer, right_or_wrong
-from . import compare, extract, units
+from . import algebra, compare, extract, units
 from .answers import read
 from .coordinates import as_points, named_values
 from .normalise import MAX_ANSWER, normalise
@@ -133,6 +133,8 @@ def _formula(answer: Answer) -> str:
     if isinstance(answer.shape, Choice):
         return _formula(answer.shape.item)
     shape = answer.shape.item.shape if isinstance(answer.shape, Named) else answer.shape
+    if isinstance(shape, Scalar) and (number := algebra.rational(shape.value)) is not None:
+        return f"\\frac{{{number.numerator}}}{{{number.denominator}}}"  # it knows no repeating decimals
     if not isinstance(shape, Scalar) or not shape.unit:
         return answer.text
     tokens = tokenize(answer.text)
