@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -444,3 +445,13 @@ def test_rows_that_no_reward_applies_to_are_named_with_their_place(tmp_path):
     form = RewardConfig(name="format")
     assert RewardSet.from_config([RewardConfig(name="gsm8k"), form]).unserved_notes(prompts) == [note]
     assert RewardSet.from_config([form]).unserved_notes(prompts) == []
+
+
+def test_the_mean_for_a_missing_number_does_not_depend_on_the_order_of_the_completions() -> None:
+    rewards = [Reward("a", "math", 1.0), Reward("b", "math", 1.0)]
+    numbers = [Verdict(0.1), Verdict(0.2), Verdict(0.3), Verdict(0.7), Verdict(None, "not_applicable")]
+    found = set()
+    for order in itertools.permutations(numbers):
+        scores = combined(rewards, [order, [Verdict(0.0)] * 5], lengths=[1] * 5)
+        found.add(scores[order.index(numbers[-1])].value)
+    assert len(found) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -63,7 +64,8 @@ def combined(
     for row in verdicts:
         # Over the numbers there are: the mean stands in for the others, in _value.
         numbers = [verdict.score for verdict in row if verdict.score is not None]
-        means.append(sum(numbers) / len(numbers) if numbers else None)
+        # fsum: the same mean to the last bit in whichever order the completions came.
+        means.append(math.fsum(numbers) / len(numbers) if numbers else None)
     return tuple(
         _score(rewards, [row[i] for row in verdicts], means, length) for i, length in enumerate(lengths)
     )  # fmt: skip
