@@ -101,8 +101,11 @@ def test_what_a_function_started_ends_with_a_killed_run(tmp_path: Path, then: st
 def test_closing_ends_processes_with_sessions_of_their_own(tmp_path: Path) -> None:
     rewards = functions_of(tmp_path, STARTS.format(pids=str(tmp_path / "pids"), then="return [1.0]"))
     assert verdicts_of(rewards.score([group("a")])) == [(1.0, "scored")]
-    family = {*map(int, (tmp_path / "pids").read_text().split()), *below(pid_of(rewards))}
-    family = {pid for pid in family if alive(pid)}  # the daemon's first fork has ended
+    family: set[int] = set()
+    end = time.monotonic() + 60
+    while len(family) < 5 and time.monotonic() < end:  # on a busy machine they start after the answer
+        family = {*map(int, (tmp_path / "pids").read_text().split()), *below(pid_of(rewards))}
+        family = {pid for pid in family if alive(pid)}  # the daemon's first fork has ended
     assert len(family) >= 5
     rewards.close()
     assert [pid for pid in family if not gone(pid)] == []
