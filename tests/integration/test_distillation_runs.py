@@ -114,8 +114,8 @@ def test_the_teachers_log_probs_are_those_of_the_tokens(models, tmp_path, more):
 
 
 def test_no_reward_is_needed(models, tmp_path):
-    (tmp_path / "none.py").write_text("def none(completions, **_):\n    return [None] * len(completions)\n")
-    config = configured(models, tmp_path / "run", "other", rewards=[{"name": f"{tmp_path}/none.py:none"}])
+    (tmp_path / "silent.py").write_text("def silent(completions, **_):\n    return [None] * len(completions)\n")
+    config = configured(models, tmp_path / "run", "other", rewards=[{"name": f"{tmp_path}/silent.py:silent"}])
     found = train(config)
     assert found[-1]["policy_version"] == 4
     assert all(row["silent_share"] == 0 for row in found)

@@ -316,7 +316,12 @@ def test_a_prime_is_not_left_out(answer: str, gold: str, right: bool) -> None:
         (r"\textbf{(A)}\ 5", "5", True),
         (r"\mathrm{(A)}\ \frac12", "0.5", True),
         ("(A) 5", "A", True),
-        (r"\text{(A) } \text{Monday}", r"\text{Monday}", True),
+        (r"\text{(A) } \text{Monday}", r"\text{Monday}", False),  # words may say anything of (A)
+        (r"\text{(C)}\text{ is wrong}", r"\text{(C)}", False),
+        (r"\text{(C)} 5\text{ is wrong}", r"\text{(C)}", False),
+        (r"(C) 5 \text{ or more}", "C", False),
+        ("(C) 5 dozen", "C", False),
+        (r"\text{(C)}\text{ cm} + 3\text{ m}", r"\text{(C)}", False),
         (r"\text{(A) } \cot x", r"\frac{\cos x}{\sin x}", True),
         ("A", r"\textbf{(A)}\ 5", True),
         ("5", r"\textbf{(A)}\ 5", True),

@@ -134,9 +134,10 @@ def _chosen(tokens: list[Token], level: int) -> Choice | None:
     if not letter or not behind:
         return None
     item = _item(behind, level)
-    # (A)(B) and (A) B are two options.
-    if isinstance(item.shape, Choice) or re.fullmatch(r"\W*(?:\\text)?\W*[A-Z]\W*", item.text):
-        raise Malformed("two options side by side")
+    # (A)(B) and (A) B are two options; words behind one may say anything of it, that it is wrong, too.
+    words = behind[0].kind == "unit" or any(t.kind == "text" for t in behind)
+    if words or isinstance(item.shape, Choice | Words) or re.fullmatch(r"\W*[A-Z]\W*", item.text):
+        raise Malformed("an option with something that is no value")
     return Choice(letter.casefold(), item)
 
 
