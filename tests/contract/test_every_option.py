@@ -59,10 +59,13 @@ def batch(scale: float, *, scored: bool = True) -> Any:
 
 OTHERS: dict[str, list[Any]] = {
     "baseline": ["group", "batch"], "normalize": ["separate"], "rarity": ["entropy"], "anchor": ["rollout"],
-    "level": ["sequence"], "norm": ["mean"], "scale": ["none"], "tokens": ["all"], "tail": ["reward"],
+    "level": ["sequence"], "norm": ["mean"], "scale": ["none", "std"], "tokens": ["all"], "tail": ["reward"],
 }  # fmt: skip
-GIVEN: dict[str, dict[str, Any]] = {"h_max": {"rarity": "entropy"}, "seed": {"share": 0.1, "cov_low": -1.0}}
-"""What a setting needs beside it to have anything to act on."""
+GIVEN: dict[str, dict[str, Any]] = {
+    "h_max": {"rarity": "entropy"}, "seed": {"share": 0.1, "cov_low": -1.0},
+    **{f"{name} {key}": {"scale": "std"} for name in ("dppo-tv", "dppo-kl") for key in ("ddof", "std_eps")},
+}  # fmt: skip
+"""What a setting needs beside it to have anything to act on, of one preset or of all that have it."""
 
 
 def others(key: str, value: Any) -> list[Any]:
@@ -96,7 +99,7 @@ def coefficients(name: str, scale: float, /, **settings: Any) -> torch.Tensor | 
 
 @pytest.mark.parametrize(("name", "key"), [(name, key) for name in PRESETS for key in settings(name)])
 def test_a_setting_of_an_objective_changes_its_gradient(name, key):
-    given = GIVEN.get(key, {})
+    given = GIVEN.get(f"{name} {key}", GIVEN.get(key, {}))
     for scale in BATCHES:
         plain = coefficients(name, scale, **given)
         for value in others(key, settings(name)[key]):

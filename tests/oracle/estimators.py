@@ -100,7 +100,8 @@ def group_std(step, s):
 
 
 def group_mean(step, s):
-    per_group(step, lambda R, _: centred(R))
+    divided = s.get("scale", "none") == "std"
+    per_group(step, lambda R, _: zscore(R, ddof=s["ddof"], eps=s["std_eps"]) if divided else centred(R))
 
 
 def leave_one_out(step, s):

@@ -25,7 +25,7 @@ LIVELY = {
     "scalerl": {"cap": 1.2},
     "aipo": {"cap": 1.2},
     "aspo": {"cap": 1.2},
-    "dppo-tv": {"delta": 0.03, "cap": 1.4},
+    "dppo-tv": {"delta": 0.03, "cap": 1.4, "scale": "std", "ddof": 0, "std_eps": 0.01},
     "dppo-kl": {"delta": 0.005, "cap": 1.4},
     "prime-rl": {"delta": 0.03, "penalty": 0.1},
     "prime-rl-ipo": {"delta": 0.03, "penalty": 0.1},

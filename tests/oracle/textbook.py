@@ -74,10 +74,10 @@ PRESETS: dict[str, dict] = {
     "aipo": {"surrogate": "cispo", "cap": 5.0} | ROLLOUT,
     "sapo": {"surrogate": "sapo", "tau_pos": 1.0, "tau_neg": 1.05} | PER_TOKEN_MEAN,
     "vespo": {"surrogate": "vespo", "k_pos": 2.0, "lam_pos": 3.0, "k_neg": 3.0, "lam_neg": 2.0},
-    "dppo-tv": {"surrogate": "dppo", "divergence": "tv", "delta": 0.15, "cap": math.inf, "advantage": "group-mean"}
-    | ROLLOUT,
-    "dppo-kl": {"surrogate": "dppo", "divergence": "kl", "delta": 0.05, "cap": math.inf, "advantage": "group-mean"}
-    | ROLLOUT,
+    "dppo-tv": {"surrogate": "dppo", "divergence": "tv", "delta": 0.15, "cap": math.inf, "advantage": "group-mean",
+                "scale": "none"} | ROLLOUT,
+    "dppo-kl": {"surrogate": "dppo", "divergence": "kl", "delta": 0.05, "cap": math.inf, "advantage": "group-mean",
+                "scale": "none"} | ROLLOUT,
     "prime-rl": {"surrogate": "prime-rl", "delta": 0.2, "penalty": 1e-3, "advantage": "group-mean",
                  "has_signal": True} | ROLLOUT,
     "prime-rl-ipo": {"surrogate": "band", "delta": 0.1, "penalty": 1e-3, "advantage": "group-mean", "has_signal": True}

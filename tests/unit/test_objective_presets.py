@@ -90,8 +90,8 @@ PRESETS = {
     "sapo": ({"tau_pos": 1.0, "tau_neg": 1.05} | Z, "seq-mean-token-mean", 0.0, "k3 loss"),
     "vespo": ({"k_pos": 2.0, "lam_pos": 3.0, "k_neg": 3.0, "lam_neg": 2.0, "anchor": "old"} | Z, "token-mean", 0.0,
               "k3 loss"),
-    "dppo-tv": ({"delta": 0.15, "cap": math.inf}, "token-mean", 0.0, "k3 loss"),
-    "dppo-kl": ({"delta": 0.05, "cap": math.inf}, "token-mean", 0.0, "k3 loss"),
+    "dppo-tv": ({"delta": 0.15, "cap": math.inf, "scale": "none"} | Z, "token-mean", 0.0, "k3 loss"),
+    "dppo-kl": ({"delta": 0.05, "cap": math.inf, "scale": "none"} | Z, "token-mean", 0.0, "k3 loss"),
     "prime-rl": ({"delta": 0.2, "penalty": 1e-3}, "token-mean", 0.0, "k3 loss", "uneven"),
     "prime-rl-ipo": ({"delta": 0.1, "penalty": 1e-3}, "token-mean", 0.0, "k3 loss", "uneven"),
     "rollout-is": (CLIP | Z, "token-mean", 0.0, "k3 loss"),
@@ -153,6 +153,7 @@ OTHER_CHOICE = {
     "growing": "all",
     "silent": "reward",
 }
+UNSCALED = ("dppo-tv", "dppo-kl")  # whose other options of the deviation need scale = "std"
 ELSEWHERE_TESTED = ("baseline", "level", "penalty", "scale")
 EACH = [(name, key) for name, (own, *_) in PRESETS.items() for key in own if key not in ELSEWHERE_TESTED]
 
@@ -199,7 +200,9 @@ def test_every_choice_says_what_it_must_see_together(name):
 @pytest.mark.parametrize(("name", "key"), EACH)
 def test_a_setting_arrives_where_it_belongs(name, key):
     default = PRESETS[name][0][key]
-    assert found(trew.preset(name), name, key) == default
+    given = {"rarity": "entropy"} if key == "h_max" else {}  # which nothing else reads
+    given |= {"scale": "std"} if name in UNSCALED else {}
+    assert found(trew.preset(name, **given), name, key) == default
     if isinstance(default, str):
         other = OTHER_CHOICE[default]
     elif default is None:
@@ -212,7 +215,6 @@ def test_a_setting_arrives_where_it_belongs(name, key):
         other = default + 1
     else:
         other = 1.25 * default if 0 < default < math.inf else 2.5 if default else 0.25
-    given = {"rarity": "entropy"} if key == "h_max" else {}  # which nothing else reads
     changed = trew.preset(name, **given, **{key: other})
     assert found(changed, name, key) == other
     for rest in PRESETS[name][0].keys() - {key, *given, *ELSEWHERE_TESTED}:
@@ -248,10 +250,11 @@ def test_settings_with_two_places_or_another_scale():
     assert (pull.beta, pull.estimator, pull.place, pull.anchor) == (0.5, "k2", "loss", "rollout")
     pull = trew.preset("prime-rl-ipo", penalty=0.25).divergence[1]
     assert (pull.beta, pull.estimator, pull.place, pull.anchor) == (0.5, "k2", "loss", "rollout")
-    scales = {scale: type(trew.preset("grpo-passk", scale=scale).advantage.scale).__name__ for scale in ("std", "none")}
-    assert scales == {"std": "GroupStd", "none": "NoScaling"}
-    with pytest.raises(ConfigError, match=r"^objective.scale: got 'none' with ddof = 0"):
-        trew.preset("grpo-passk", scale="none", ddof=0)
+    for name in ("grpo-passk", *UNSCALED):
+        scales = {scale: type(trew.preset(name, scale=scale).advantage.scale).__name__ for scale in ("std", "none")}
+        assert scales == {"std": "GroupStd", "none": "NoScaling"}
+        with pytest.raises(ConfigError, match=r"^objective.scale: got 'none' with ddof = 0"):
+            trew.preset(name, scale="none", ddof=0)
     assert trew.preset("kl-cov", penalty=0.25).divergence[1].penalty == 0.25
     kinds = [type(trew.preset("topr", level=level).ratio).__name__ for level in ("token", "sequence")]
     assert kinds == ["TokenRatio", "ProductRatio"]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..errors import DataError
 from .batch import TokenBatch
-from .component import Component, Scope, not_negative
+from .component import Component, Scope, not_negative, one_of
 from .renamed import refuse
 from .segments import dense_ids, group_mean, group_std
 
@@ -160,3 +160,16 @@ class BetaDensity(Scale):
 
 if not TYPE_CHECKING:
     __getattr__ = refuse(__name__, {"Unit": "NoScaling"})
+
+
+def group_scale(scale: str, ddof: int, std_eps: float) -> Scale:
+    """The scale that a preset's options name: "std" divides by the group's deviation, "none" by nothing.
+
+    Raises ValueError for another name, and for ``ddof`` or ``std_eps`` that "none" would not read.
+    """
+    one_of(("std", "none"), scale=scale)
+    if scale == "std":
+        return GroupStd(ddof, std_eps)
+    if (ddof, std_eps) != (1, 0.0):
+        raise ValueError(f"scale: got 'none' with ddof = {ddof} and std_eps = {std_eps:g}, accepts 'std' with those")
+    return NoScaling()

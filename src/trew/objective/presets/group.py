@@ -5,12 +5,11 @@ from __future__ import annotations
 from ..advantage import BaselineAdvantage, PassAtK, PerReward, z_score
 from ..aggregate import Constant, LocalTokenMean, SequenceMeanTokenMean, TokenMean
 from ..baseline import BestOfOthers, GroupMean
-from ..component import one_of
 from ..divergence import KL
 from ..filter import LargestAdvantages, MixedGroups
 from ..objective import Objective
 from ..process import StepRewards
-from ..scale import BatchStd, BetaDensity, GroupStd, MeanReward, NoScaling
+from ..scale import BatchStd, BetaDensity, MeanReward, group_scale
 from ..weight import Clip
 
 
@@ -219,12 +218,9 @@ def grpo_passk(*, eps_high: float = 0.2, scale: str = "std", ddof: int = 1, std_
     does not divide. Clip and aggregation are the host's: PPO's clip and a token mean here. No advantage is below 0, so
     that the clip has an upper bound alone to set.
     """
-    one_of(("std", "none"), scale=scale)
-    if scale == "none" and (ddof, std_eps) != (1, 0.0):
-        raise ValueError(f"scale: got 'none' with ddof = {ddof} and std_eps = {std_eps:g}, accepts 'std' with those")
     return Objective(
         name="grpo-passk",
-        advantage=BaselineAdvantage(BestOfOthers(), GroupStd(ddof, std_eps) if scale == "std" else NoScaling()),
+        advantage=BaselineAdvantage(BestOfOthers(), group_scale(scale, ddof, std_eps)),
         weight=Clip(eps_high=eps_high),
         aggregate=TokenMean(),
     )

@@ -14,6 +14,7 @@ from ..moments import SecondMomentMask
 from ..objective import Objective
 from ..probability import BinaryKL, BinaryTV, ProbabilityMask
 from ..ratio import TokenRatio
+from ..scale import group_scale
 from ..trw import Logistic, RareTokenBoost, Triangular
 from ..weight import Clip, Weight
 
@@ -108,10 +109,20 @@ def trw_entropy(
     return _trw("trw-entropy", RareTokenBoost(base, lam, a_max, rarity, h_max), ddof, std_eps)
 
 
-def dppo_tv(*, delta: float = 0.15, cap: float = float("inf")) -> Objective:
+def dppo_tv(
+    *,
+    delta: float = 0.15,
+    cap: float = float("inf"),
+    scale: str = "none",
+    ddof: int = 1,
+    std_eps: float = 0.0,
+) -> Objective:
     """Divergence PPO, stops a token whose probability has moved too far: DPPO with total variation, arXiv 2602.04879.
 
     J = (1/N) sum_t M_t r_t A,  M = 0 iff |pi - mu| > delta and r has moved on in the direction of A,  r = pi / mu
+
+    A_i = R_i - mean R, which ``scale`` "std" divides by the group's deviation: then nothing but the weight, its ratio
+    to the sampler and the aggregation differ from GRPO.
 
     Use it off-policy and for large vocabularies: ratios of rare tokens are large without meaning much. It needs
     ``rollout_logprobs``.
@@ -121,23 +132,31 @@ def dppo_tv(*, delta: float = 0.15, cap: float = float("inf")) -> Objective:
     """
     return Objective(
         name="dppo-tv",
-        advantage=BaselineAdvantage(GroupMean()),
+        advantage=BaselineAdvantage(GroupMean(), group_scale(scale, ddof, std_eps)),
         ratio=TokenRatio("rollout"),
         weight=ProbabilityMask(BinaryTV(), delta, cap),
         aggregate=TokenMean(),
     )
 
 
-def dppo_kl(*, delta: float = 0.05, cap: float = float("inf")) -> Objective:
+def dppo_kl(
+    *,
+    delta: float = 0.05,
+    cap: float = float("inf"),
+    scale: str = "none",
+    ddof: int = 1,
+    std_eps: float = 0.0,
+) -> Objective:
     """Divergence PPO with a binary KL divergence: DPPO, arXiv 2602.04879.
 
     J = (1/N) sum_t M_t r_t A,  M = 0 iff KL(mu || pi) of "this token or not" > delta and r has moved on
 
-    Use it as dppo-tv, where moves of likely tokens should weigh more.
+    Use it as dppo-tv, where moves of likely tokens should weigh more; its other options are the same.
 
     Deviations: as for dppo-tv.
     """
-    return dppo_tv().replace(name="dppo-kl", weight=ProbabilityMask(BinaryKL(), delta, cap))
+    weight = ProbabilityMask(BinaryKL(), delta, cap)
+    return dppo_tv(scale=scale, ddof=ddof, std_eps=std_eps).replace(name="dppo-kl", weight=weight)
 
 
 def prime_rl(*, delta: float = 0.2, penalty: float = 1e-3) -> Objective:
