@@ -138,7 +138,7 @@ def test_earlier_runs_with_other_settings_are_made_again(server, place, undistur
     assert "8 runs, 8 to do" in said
     # Seen all the same: the design that they were made under stays in the history.
     said = server.run("study", "longer.toml", "--out", "longer", "--hours", "0.000001", cwd=place)
-    assert "note: changed after 8 runs: set.steps was null and is 3" in said
+    assert "note: changed after 8 runs: set.steps was not set and is 3" in said
     (place / "whole" / "none.json").write_text("[]")
     said = server.run("study", "study.toml", "--earlier", "whole/none.json", cwd=place, code=2)
     assert "has no results of trew study" in said
@@ -149,7 +149,7 @@ def test_a_change_that_leaves_no_run_of_the_earlier_design_is_shown(server, plac
     text = (place / "study.toml").read_text()
     (place / "changed.toml").write_text(text.replace("set = {", "set = {steps = 3, ", 1))
     said = server.run("study", "changed.toml", "--out", "changed", "--hours", "0.000001", cwd=place)
-    assert "note: changed after 8 runs: set.steps was null and is 3" in said
+    assert "note: changed after 8 runs: set.steps was not set and is 3" in said
     assert json.loads((place / "changed" / "results.json").read_text())["changed"][0].startswith("after 8 runs: ")
 
 
@@ -159,7 +159,7 @@ def test_a_change_is_shown_where_the_runs_before_it_were_deleted(server, place, 
     text = (place / "study.toml").read_text()
     (place / "deleted.toml").write_text(text.replace("set = {", "set = {steps = 3, ", 1))
     said = server.run("study", "deleted.toml", "--out", "deleted", "--hours", "0.000001", cwd=place)
-    assert "note: changed after 8 runs: set.steps was null and is 3" in said
+    assert "note: changed after 8 runs: set.steps was not set and is 3" in said
 
 
 def begun(server, place, *options):

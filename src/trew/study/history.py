@@ -91,7 +91,10 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """
     >>> changes({"design": {"seeds": 3, "claims": ["a"]}}, {"design": {"seeds": 5, "claims": ["a"]}})
     ['seeds was 3 and is 5']
+    >>> changes({"design": {"set": {}}}, {"design": {"set": {"steps": 3}}})
+    ['set.steps was not set and is 3']
     """
     before, after = flatten(dict(old["design"])), flatten(dict(new["design"]))
     keys = [key for key in {**before, **after} if before.get(key) != after.get(key)]
-    return [f"{key} was {json.dumps(before.get(key))} and is {json.dumps(after.get(key))}" for key in sorted(keys)]
+    was, now = ({key: json.dumps(side[key]) if key in side else "not set" for key in keys} for side in (before, after))
+    return [f"{key} was {was[key]} and is {now[key]}" for key in sorted(keys)]
