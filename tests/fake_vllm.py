@@ -31,6 +31,7 @@ from starlette.routing import Route
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trew_vllm import memory, published, stream
 
+from fake_places import Places
 from trew.rollout.vllm.endpoint import Endpoint
 
 CPU = torch.device("cpu")
@@ -76,14 +77,14 @@ class FakeVllm:
         self.asleep: set[str] = set()  # what memory was given up for
         self.calls: list[tuple[str, Any]] = []
         self.begun = 0  # requests whose generation has begun: faults that are set now leave them alone
-        self.lock, self.threads = threading.Lock(), ThreadPoolExecutor(64)  # one for each request that waits
+        self.lock, self.threads, self.places = threading.Lock(), ThreadPoolExecutor(64), Places()
         routes: dict[tuple[str, str], Any] = {
             ("GET", "/health"): self.health, ("GET", "/version"): lambda r: {"version": "0.32.0"},
             ("GET", "/openapi.json"): lambda r: {"paths": {path: {} for _, path in routes}},
             ("GET", "/server_info"): self.info,
             ("GET", "/v1/models"): self.models, ("GET", "/metrics"): self.metrics,
             ("POST", "/v1/completions"): self.completions, ("POST", "/detokenize"): self.detokenize,
-            ("POST", "/inference/v1/generate"): self.generate, ("POST", "/pause"): self.pause,
+            ("POST", "/inference/v1/generate"): self.places.of(self.generate), ("POST", "/pause"): self.pause,
             ("POST", "/resume"): self.resume, ("GET", "/is_paused"): lambda r: {"is_paused": self.paused},
             ("POST", "/sleep"): self.sleep, ("POST", "/wake_up"): self.wake_up,
             ("GET", "/is_sleeping"): lambda r: {"is_sleeping": bool(self.asleep) and not self.faults.sleepless},

@@ -22,7 +22,7 @@ from trew.errors import EngineError, StorageError
 from trew.rollout.engine import Finished, Lost, Request
 from trew.rollout.generate import generate
 from trew.rollout.vllm.engine import VllmEngine
-from vllm_help import PROMPTS, SAMPLING, House, made, only, tokens
+from vllm_help import PROMPTS, SAMPLING, House, house, made, only, tokens
 
 # ---- S4, S5: dead and hung
 
@@ -51,6 +51,22 @@ def test_a_dead_engine_behind_a_live_server_is_a_dead_server(two):
     made(engine)
     assert sum("generate" in path for path, _ in two.fakes[1].calls) == asked
     assert any("EngineCore" in text for text in two.told)
+
+
+def test_an_update_waits_for_no_request_that_waits_for_a_place(tmp_path):
+    """The canary is not the last of a queue: the learner would wait until the server is through with it, and after its
+    limit the server would be taken for a dead one."""
+    with house(tmp_path) as one:
+        engine = one.engine()
+        one.fakes[0].places.slots, one.fakes[0].faults.slow = 1, 0.02
+        requests = [Request(f"{i}", prompt, 0, SAMPLING) for i, prompt in enumerate(PROMPTS * 4)]
+        engine.submit(requests)
+        wait_for(lambda: len(one.fakes[0].calls) > len(requests))
+        one.change()
+        one.publish(engine, 1)
+        reports = engine.poll(0.0)
+        engine.cancel([request.id for request in requests])
+        assert len(reports) < len(requests) / 2, "more than half of the queue was made before the update was over"
 
 
 def test_a_server_that_comes_back_is_used_after_the_next_update(two):

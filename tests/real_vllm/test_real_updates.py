@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from trew.errors import ConfigError, EngineError
+from trew.rollout.engine import Request
 from trew.rollout.generate import generate
 from trew.rollout.vllm import handshake
 from trew.rollout.vllm.client import call
@@ -210,3 +211,20 @@ def test_what_engines_keep_holds_on_a_real_server(shared, tied, record):
     passed = int(re.search(r"(\d+) passed", done.stdout)[1])
     record("contract_tests_passed", passed)
     assert passed >= 15
+
+
+def test_an_update_waits_for_no_request_that_waits_for_a_place(start, tied, tmp_path):
+    """The canary is not the last of a queue: learner and all callers would wait until the server is through with it."""
+    servers = start(tied, sequences=2)
+    house = House(tied, tmp_path, list(servers.endpoints), [])
+    engine = house.engine()
+    sampling = Sampling(max_tokens=400, seed=3)
+    prompts = [Prompt(f"p{i}", f"{i} + {i} =") for i in range(12)]
+    engine.submit([Request(f"{p.uid}/{i}", p, i, sampling) for p in prompts for i in range(2)])
+    time.sleep(1)
+    with contextlib.closing(house.weights):
+        house.change()
+        house.publish(engine, house.policy.version)
+    reports = engine.poll(0.0)
+    engine.cancel([f"{p.uid}/{i}" for p in prompts for i in range(2)])
+    assert len(reports) < 12, f"{len(reports)} of 24 completions were made before the update was over"

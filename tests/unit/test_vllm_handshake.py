@@ -145,6 +145,16 @@ def test_a_server_that_is_too_short_is_told_with_the_keys_that_decide_there(serv
     assert ("environment." in problem) is plays
 
 
+def test_a_server_that_asks_the_canary_last_is_refused_where_completions_wait_meanwhile(server, tmp_path):
+    server.config["scheduler_config"] = {"policy": "fcfs"}
+    assert problems(tmp_path) == []
+    (problem,) = problems(tmp_path, dataclasses.replace(EXPECTED, keeps=True))
+    assert "has the scheduling policy 'fcfs', needs 'priority' in an asynchronous run" in problem
+    assert "--scheduling-policy priority" in problem
+    server.config["scheduler_config"] = {"policy": "priority"}
+    assert problems(tmp_path, dataclasses.replace(EXPECTED, keeps=True)) == []
+
+
 def test_episodes_end_at_the_models_positions_so_that_no_server_needs_more():
     config = Config(model="m", rollout=RolloutConfig(max_tokens=50))
     episodes = EpisodePlan(EnvironmentConfig(turns=10, episode_tokens=0), None, None, opening=20, around=8)

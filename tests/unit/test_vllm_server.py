@@ -240,7 +240,7 @@ def test_every_default_that_matters_is_explicit(tmp_path):
         f"--model {tmp_path}/m", "--uds /run/0.sock", "--dtype float32", "--seed 5", "--max-model-len 140",
         "--logprobs-mode processed_logprobs", "--generation-config vllm", "--enable-scale-out",
         '--weight-transfer-config {"backend": "trew_files"}', "--tensor-parallel-size 2", "--swap-space 2",
-        "--no-enable-prefix-caching", "--max-num-seqs 5",
+        "--no-enable-prefix-caching", "--max-num-seqs 5", "--scheduling-policy priority",
     ):  # fmt: skip
         assert expected in text
     assert "--trust-remote-code" not in line

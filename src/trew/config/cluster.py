@@ -32,6 +32,7 @@ RESERVED = {
     "enable-sleep-mode": "cluster.colocate sets it", "enable-scale-out": _VERSIONS, "weight-transfer-config": _VERSIONS,
     "logprobs-mode": _EXACT, "generation-config": _EXACT, "override-generation-config": _EXACT,
     "logits-processors": _EXACT, "speculative-config": _EXACT,
+    "scheduling-policy": "the comparison of new weights goes before completions that wait",
     "disable-log-stats": "its counters say whether a server makes progress",
     "trust-remote-code": _CODE, "worker-extension-cls": _CODE, "worker-cls": _CODE, "scheduler-cls": _CODE,
     "middleware": _CODE, "tool-parser-plugin": _CODE, "reasoning-parser-plugin": _CODE, "io-processor-plugin": _CODE,

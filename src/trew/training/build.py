@@ -366,6 +366,7 @@ def _on_servers(
     expected = handshake.Expected(
         plan.config.learner.dtype, facts.vocabulary, planning.most_tokens(plan, positions=facts.positions),
         sleeps=cluster.colocate, backend=backend, plays=plan.config.plays, started=not cluster.endpoints,
+        keeps=cluster.staleness > 0 and cluster.in_flight == "keep",
     )  # fmt: skip
     # A server that does not fit ends the run here, before it has been asked for anything.
     for endpoint in endpoints:

@@ -40,7 +40,8 @@ _NOT_SEEN = {
 }
 _START = (
     "start it with VLLM_SERVER_DEV_MODE=1 in its environment and the options --enable-scale-out --logprobs-mode "
-    'processed_logprobs --generation-config vllm --weight-transfer-config \'{"backend": "BACKEND"}\''
+    "processed_logprobs --generation-config vllm --scheduling-policy priority --weight-transfer-config "
+    '\'{"backend": "BACKEND"}\''
 )
 
 
@@ -49,7 +50,7 @@ class Expected:
     """What a run requires of its servers. ``dtype``: the learner's; ``vocabulary``: rows of the model's embedding;
     ``length``: tokens of the longest prompt with its completion; ``sleeps``: servers take turns with the learner;
     ``backend``: the weight transfer engine of the run's route; ``plays``: completions are episodes; ``started``: the
-    run has started the servers itself."""
+    run has started the servers itself; ``keeps``: completions run, and wait for a place, while weights change."""
 
     dtype: str
     vocabulary: int
@@ -58,6 +59,7 @@ class Expected:
     backend: str = "trew_files"
     plays: bool = False
     started: bool = False
+    keeps: bool = False
 
     @property
     def start(self) -> str:
@@ -108,6 +110,12 @@ def _of_settings(config: Mapping[str, Any], expected: Expected) -> Iterator[str]
     # All engines of trew-vllm take files as well.
     if backend not in ({*ENGINES.values()} if expected.backend == "trew_files" else {expected.backend}):
         yield f"has the weight transfer backend {backend!r}, needs {expected.backend!r}; {expected.start}"
+    policy = (config.get("scheduler_config") or {}).get("policy")
+    if expected.keeps and policy not in (None, "priority"):
+        yield (
+            f"has the scheduling policy {policy!r}, needs 'priority' in an asynchronous run: every update would wait "
+            f"for all completions in its queue; {expected.start}"
+        )
     dtype = str(model.get("dtype")).removeprefix("torch.")
     # "None": the server does not report it.
     if dtype not in ("None", expected.dtype):

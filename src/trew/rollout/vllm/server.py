@@ -88,6 +88,7 @@ def command(options: ServerOptions, path: Path) -> list[str]:
         "--dtype", options.dtype, "--seed", str(options.seed), "--max-model-len", str(options.max_length),
         "--logprobs-mode", "processed_logprobs",  # of the distribution that was drawn from
         "--generation-config", "vllm",  # the model's own file would change defaults of the sampling settings
+        "--scheduling-policy", "priority",  # the canary's requests go before completions that wait
         "--weight-transfer-config", json.dumps({"backend": options.backend}),
         *(["--tensor-parallel-size", str(options.gpus)] if options.gpus else _ON_CPUS),
         # The build for CPUs does not know sleep mode, but has its routes, which then do nothing.
