@@ -58,6 +58,14 @@ def test_the_text_names_every_assumption(path, capsys):
     assert "may be wrong" not in planned(capsys, path, "--cluster", "--rates", *RATES)
 
 
+@pytest.mark.parametrize(
+    ("setting", "slots"), [("rollout.batch=48", 48), ("cluster.server_args={max-num-seqs=24}", 24), ("steps=3", 128)]
+)
+def test_a_server_decodes_as_many_sequences_as_it_is_started_with(setting, slots, path, capsys):
+    found = json.loads(planned(capsys, path, "--cluster", "--json", "--rates", *RATES[:-1], "--set", setting))
+    assert found["forecast"]["rates"]["slots"]["value"] == slots
+
+
 def test_an_objective_that_sees_a_whole_step_takes_one_more_pass(path, capsys):
     """Three for the gradient and one for the log-probs of before, as completions are of older weights."""
     found = {}

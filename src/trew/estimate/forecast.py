@@ -39,8 +39,6 @@ GPU_BYTES_S, GPU_FLOPS, GPU_SHARE = 3.35e12, 989e12, 0.4
 """Of an H100 SXM by its data sheet, memory and dense bfloat16; and the share of both that a run is assumed to reach."""
 SYNC_BYTES_S = 2e9
 """Of weights that servers load while they stand still, as measured on CPUs (benchmarks/results/cluster.json)."""
-VLLM_SLOTS = 256
-"""vLLM's default of max-num-seqs."""
 MEAN_SHARE, SIGMA = 1 / 3, 0.8
 """Lengths where nothing is known: log-normal, with a mean of this share of ``rollout.max_tokens``."""
 BOUNDS = (0, 1, 2, 4)
@@ -154,10 +152,11 @@ def outlook(
     completions = config.rollout.prompts * config.rollout.completions
     if like is not None and like.update_s is not None:
         rates.setdefault("update_s", Rate(like.update_s * completions, f"measured in {like.name}, by completions"))
-    slots = int(server_option(config.cluster, "max-num-seqs", VLLM_SLOTS))
+    # As servers are started (rollout.vllm.launch.options), by a run and by trew serve.
+    slots = int(server_option(config.cluster, "max-num-seqs", config.rollout.batch))
     if sequences is not None and 0 < sequences < slots:
         rates.setdefault("slots", Rate(sequences, "of full length that a server's cache holds, by the map above"))
-    rates.setdefault("slots", Rate(slots, "max-num-seqs of vLLM"))
+    rates.setdefault("slots", Rate(slots, "max-num-seqs of a server: rollout.batch, or what cluster.server_args has"))
     # Behind the slots, which rates of CPUs depend on.
     needed = _Need.of(sizes, config, objective, prompt=prompt, tokens=tokens)
     for name, rate in (_on_gpus if fleet.gpus else _on_cpus)(sizes, config, needed, fleet, given=rates).items():
