@@ -344,3 +344,20 @@ def test_files_are_kept_until_a_checkpoint_covers_them():
             covered[0] = step
         sizes.append(len(keeper.groups))
     assert max(sizes) < 8
+
+
+@pytest.mark.parametrize("now", [2, 6])
+def test_a_run_that_goes_on_with_another_number_of_prompts_has_them_in_every_step(now):
+    keeper, engine = Memory(), ScriptedEngine()
+    before = asynchronous(configured(1, prompts=4, steps=12), engine, keeper)
+    train(before, engine, range(1, 6))
+    state = before.state()
+    before.close()
+    version, engine = engine.version, ScriptedEngine()
+    engine.version = version
+    after = asynchronous(configured(1, prompts=now, steps=12), engine, keeper)
+    after.load_state(state)
+    found = train(after, engine, range(6, 13))
+    assert [len(step.trained_on) for step in found] == [now] * 7
+    asked = sum("again" in line for line in keeper.written)
+    assert asked <= 8, "groups are asked for again since they were too many"

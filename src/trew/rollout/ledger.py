@@ -99,7 +99,8 @@ class Ledger:
         self.accounts: dict[int, Account] = {}  # all that are open, and those that ended lately
         self._first = 0  # the step after which the ledger began
         self._regular = 0  # tickets that replace no other
-        self._replaced = 0  # dropped tickets whose place another may take
+        self._since = self._ended = 0  # the step after which a process last went on, and the tickets that had ended
+        self._replaced = 0  # dropped tickets since then whose place another may take
         self._dormant: set[int] = set()
         self._dormant_order: list[int] = []  # a heap of them; behind its first, of some that are dormant no more
         # The open tickets by their deadlines, which are few: a step that waits asks again and again.
@@ -161,9 +162,10 @@ class Ledger:
     def room(self) -> int:
         """How many tickets may be asked for now: dormant ones first. P (p + 1 + S), and one for each that was dropped
         and replaced, less those that were asked for; nothing beyond the last step."""
-        ahead = min(self.published + 1 + self.staleness, self.steps) - self._first
+        # Counted from where this process goes on: before, P may have been another.
+        ahead = min(self.published + 1 + self.staleness, self.steps) - self._since
         # Dormant tickets were issued, and have to be asked for again.
-        return self.prompts * ahead + self._replaced - (self.issued - len(self._dormant))
+        return self.prompts * ahead + self._replaced - (self.issued - self._ended - len(self._dormant))
 
     @property
     def dormant(self) -> int | None:
@@ -298,7 +300,6 @@ class Ledger:
         for account in self.accounts.values():
             # Ended behind the mark, which the checkpoint does not know of: undone.
             if account.line >= mark:
-                self._replaced -= account.replaced
                 account.line, account.step, account.replaced = -1, -1, False
                 account.state = "finished" if account.weights else "running"
             # This step is the last that older weights and those of the new branch have in common.
@@ -307,6 +308,9 @@ class Ledger:
                 self._sleep(account, "the run was resumed")
             elif account.state == "finished":
                 self._join(account)
+        # Open tickets are in no danger of being forgotten: all others have ended.
+        still_open = sum(account.state not in ("trained", "dropped") for account in self.accounts.values())
+        self._since, self._ended, self._replaced = step, self.issued - still_open, 0
         self._expire()
 
     def _expire(self) -> None:
