@@ -92,6 +92,7 @@ REFUSED = [
     ("grpo", {"kl_place": "head"}, "kl_place: got 'head', accepts 'loss', 'reward' or 'to-go'"),
     ("grpo", {"kl": "k3-corrected", "kl_place": "reward"}, "kl: got 'k3-corrected'"),
     ("gtpo", {"beta": 0.1, "kl_place": "reward"}, "kl_place: got 'reward', but gtpo's advantages do not read it"),
+    ("gdpo", {"beta": 0.1, "kl_place": "reward"}, "kl_place: got 'reward', but gdpo's .* own deviation.*or 'to-go'"),
     ("ppo-clip", {"beta": 0.1, "kl_place": "to-go"}, "kl_place: got 'to-go'.* accepts 'loss' here"),
     ("pass-at-k", {"overlong_cache": 8}, "overlong_cache: pass-at-k's advantages do not read the reward's value"),
     ("grpo", {"distill": -1.0}, "distill: got -1.0, accepts 0 or more"),

@@ -141,14 +141,16 @@ class Objective:
 
     def _refuse_unread_kl(self) -> None:
         """Raises ValueError for a KL term in a place that the advantages do not read: it would have no effect."""
-        unread = ("reward",) if not self.advantage.reads_rewards else ()
+        unread, why = ("reward",) if not self.advantage.reads_rewards else (), "do not read it"
+        if self.advantage.per_reward:
+            unread, why = ("reward",), "divide it by its own deviation, so that its coefficient would have no effect"
         if self.advantage.per_token_rewards:  # estimated from the rewards of tokens, in which the KL is already
             unread = ("to-go",)
         if isinstance(self.advantage, ExternalAdvantages):  # final as given, so nothing is subtracted from them either
             unread = ("reward", "to-go")
         for kl in self._in_advantage(*unread):
             raise ValueError(
-                f"kl_place: got {kl.place!r}, but {self.name}'s advantages do not read it; accepts "
+                f"kl_place: got {kl.place!r}, but {self.name}'s advantages {why}; accepts "
                 f"{' or '.join(repr(place) for place in PLACES if place not in unread)} here"
             )
 
