@@ -42,6 +42,21 @@ def test_an_overlong_punishment_and_a_kl_to_go_with_a_baseline_have_no_estimator
     assert not offer(trew.preset("reinforce", beta=0.1, kl="k1", kl_place="to-go")).advantage
 
 
+def test_a_kl_in_the_advantages_that_verl_s_own_estimators_compute() -> None:
+    found = offer(trew.preset("remax", beta=0.1))  # verl's remax sums token rewards from each token on, KL included
+    assert not found.loss
+    assert ("algorithm.use_kl_in_reward", "True") in found.settings
+    assert ("algorithm.kl_ctrl.kl_coef", "0.1") in found.settings
+    for name, given, reason in (
+        ("remax", {"kl_place": "reward"}, "kl_place = to-go"),
+        ("gdpo", {"kl_place": "to-go"}, "without the KL"),
+        ("otb", {"tail": "reward", "kl_place": "reward"}, "baseline cannot tell"),
+    ):
+        objective = trew.preset(name, beta=0.1, kl="k1", **given)
+        assert reason in offer(objective).loss  # not silently without it
+        assert not offer(objective.replace(divergence=(trew.objective.divergence.KL(),))).loss
+
+
 def test_the_variable() -> None:
     made = from_variable('{"mine": {"preset": "dapo", "eps_high": 0.4}}')
     assert made == {"mine": trew.preset("dapo", eps_high=0.4)}

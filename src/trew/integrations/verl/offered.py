@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ...objective import Objective, preset, presets
-from ...objective.advantage import BaselineAdvantage, ExternalAdvantages
+from ...objective.advantage import Advantage, BaselineAdvantage, ExternalAdvantages
 from ...objective.aggregate import Aggregate, Constant, SequenceMeanTokenMean, SequenceMeanTokenSum, TokenMean
-from ...objective.baseline import NoBaseline
+from ...objective.baseline import Greedy, NoBaseline
 from ...objective.component import SCOPES, Component
 from ...objective.divergence import KL, Divergence
 from ...objective.filter import MixedGroups, UnevenGroups
@@ -44,6 +44,7 @@ NOT_GIVEN = {
 
 
 PRUNED = "the answers that it prunes leave the denominators too, and these are verl's"
+_MIXED = "verl adds the KL to the token rewards, where a baseline cannot tell it from the reward"
 
 BYPASS = (("algorithm.rollout_correction.bypass_mode", "True"),
           ("+actor_rollout_ref.actor.policy_loss.rollout_correction", "${algorithm.rollout_correction}"))  # fmt: skip
@@ -152,6 +153,8 @@ def _no_kl(objective: Objective) -> list[str]:
 
 def _no_advantage(objective: Objective) -> str:
     rule = objective.advantage
+    if reason := _kl_of_another_kind(objective):
+        return reason
     if isinstance(rule, ExternalAdvantages):
         return "its advantages come from a critic: use verl's own, adv_estimator=gae"
     if isinstance(rule, DEMONSTRATED):
@@ -177,6 +180,20 @@ def _no_advantage(objective: Objective) -> str:
     return _no_kl_in_reward(objective) if kl.active and kl.place != "loss" else ""
 
 
+def _kl_of_another_kind(objective: Objective) -> str:
+    """Why verl's own estimator would leave out the KL of these advantages, or place it otherwise."""
+    kl, rule = objective.reference, objective.advantage
+    if not kl.active or kl.place == "loss":
+        return ""
+    if rule.per_reward:
+        return "verl's gdpo reads each reward as it is, without the KL that verl takes off their sum"
+    if isinstance(rule, TokenBaseline):
+        return _MIXED
+    if _is_greedy(rule) and kl.place != "to-go":
+        return "verl's remax counts the KL of a token and of those behind it, not the whole answer's: kl_place = to-go"
+    return ""
+
+
 def _no_token_baseline(rule: TokenBaseline) -> str:
     if rule.tail == "reward":
         return f"{NOT_GIVEN['score_norms']}: use adv_estimator=tir_optimal_token_baseline"
@@ -189,7 +206,7 @@ def _no_kl_in_reward(objective: Objective) -> str:
         return f"verl's KL in the reward has no estimator {kl.estimator}"
     # verl subtracts the KL from the token rewards before it calls an estimator, which then sees sums only.
     if kl.place == "to-go" and not _is_plain(objective):
-        return "verl adds the KL to the token rewards, where a baseline cannot tell it from the reward"
+        return _MIXED
     return ""
 
 
@@ -200,6 +217,10 @@ def _is_plain(objective: Objective) -> bool:
         and isinstance(rule.baseline, NoBaseline)
         and isinstance(rule.scale, NoScaling)
     )
+
+
+def _is_greedy(rule: Advantage) -> bool:
+    return isinstance(rule, BaselineAdvantage) and isinstance(rule.baseline, Greedy)
 
 
 def exact(number: float) -> str:
@@ -219,9 +240,9 @@ def _settings(objective: Objective, *, loss: bool, advantage: bool) -> list[tupl
     kl, rule = objective.reference, objective.advantage
     if loss and isinstance(rule, GAE):  # by verl's own estimator
         found += [("algorithm.gamma", exact(rule.gamma)), ("algorithm.lam", exact(rule.lam))]
-        # verl's estimator reads token rewards, which have the KL in them.
-        advantage = not _no_kl_in_reward(objective)
-    if advantage and kl.active and kl.place != "loss":
+    # verl's own estimators for these read token rewards, which have the KL in them.
+    by_verl = loss and (isinstance(rule, GAE) or _is_greedy(rule))
+    if (advantage or by_verl) and kl.active and kl.place != "loss":
         found += [("algorithm.use_kl_in_reward", "True"), ("algorithm.kl_ctrl.kl_coef", exact(kl.beta)),
                   ("algorithm.kl_penalty", KL_TYPES[kl.estimator][0])]  # fmt: skip
     if (loss or advantage) and any(isinstance(k, (MixedGroups, UnevenGroups)) for k in objective.keep):
