@@ -8,9 +8,11 @@ import pytest
 
 import trew
 from trew.cli.main import run
+from trew.config import parse
 from trew.errors import ConfigError
 from trew.integrations import verl
 from trew.integrations.verl import from_variable, offer
+from trew.integrations.verl.export import Export, export
 from trew.integrations.verl.offered import table
 
 ROOT = Path(__file__).parents[2]
@@ -64,6 +66,20 @@ def test_the_variable() -> None:
         with pytest.raises(ConfigError, match=r"TREW_VERL.*dapo-wide"):
             from_variable(wrong)
     assert verl.registered() == {}  # there is no verl here
+
+
+def exported(objective: dict, *rewards: dict, **tables: dict) -> Export:
+    """The export of a recipe for gsm8k with this objective and these rewards."""
+    given = {"model": "m", "data": {"task": "gsm8k", "train": "rows"}, "objective": objective, "rewards": list(rewards)}
+    return export(parse(given | tables))
+
+
+FORMATS = ({"name": "format"}, {"name": "format", "args": {"prefilled": "<think>"}})
+
+
+def test_rewards_of_one_name_are_told_apart_by_their_numbers() -> None:
+    keys = exported({"preset": "gdpo"}, {"name": "gsm8k"}, *FORMATS).keys
+    assert keys["+algorithm.gdpo_reward_keys"] == "['gsm8k', 'format', 'format_2']"
 
 
 def test_export_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,7 @@ from ...errors import ConfigError
 from ...models.default import DEFAULT_MODEL
 from ...objective import preset
 from ...objective.correction import Correction, MaskedImportance, TruncatedImportance
+from ...rewards.names import names_of
 from .offered import exact, offer
 from .rewards import refuse
 
@@ -184,8 +185,8 @@ def _rewards(config: Config) -> Sequence[RewardConfig]:
 
 
 def _parts(config: Config) -> list[str]:
-    """Names under which our compute_score returns each reward's number; a function in a file goes by its own name."""
-    return [reward.name.rpartition(":")[2] for reward in _rewards(config)]
+    """Names under which our compute_score returns each reward's number."""
+    return names_of([dataclasses.asdict(reward) for reward in _rewards(config)])
 
 
 def _objective(config: Config, lost: list[str]) -> tuple[dict[str, str], dict[str, str]]:
