@@ -82,6 +82,23 @@ def test_rewards_of_one_name_are_told_apart_by_their_numbers() -> None:
     assert keys["+algorithm.gdpo_reward_keys"] == "['gsm8k', 'format', 'format_2']"
 
 
+@pytest.mark.parametrize(
+    ("objective", "rewards", "tables", "metric"),
+    [({"preset": "dapo"}, (), {}, "reward"),
+     # A group is replaced where all answers are right, also if they differ in form, or in length.
+     ({"preset": "dapo"}, FORMATS, {}, "'gsm8k'"), ({"preset": "dapo", "overlong_cache": 8}, (), {}, "'gsm8k'"),
+     ({"preset": "grpo", "dynamic_sampling": True, "overlong_cache": 8}, (), {}, "'gsm8k'"),
+     ({"preset": "dapo"}, FORMATS, {"eval": {"correct_reward": "format_2"}}, "'format_2'"),
+     # gpg compares the sum of all rewards, before the punishment.
+     ({"preset": "gpg"}, FORMATS, {}, "reward"), ({"preset": "gpg", "overlong_cache": 8}, FORMATS, {}, "score")],
+)  # fmt: skip
+def test_verl_s_filter_of_groups_compares_what_ours_does(
+    objective: dict, rewards: tuple, tables: dict, metric: str
+) -> None:
+    keys = exported(objective, {"name": "gsm8k"}, *rewards, **tables).keys
+    assert keys["algorithm.filter_groups.metric"] == metric
+
+
 def test_export_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe, out = str(ROOT / "recipes" / "gsm8k.toml"), tmp_path / "run.sh"
     assert run(["export", "verl", recipe]) == 0

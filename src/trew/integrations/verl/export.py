@@ -13,13 +13,14 @@ from ...config import Config, RewardConfig, one_set
 from ...data.load import make_task
 from ...errors import ConfigError
 from ...models.default import DEFAULT_MODEL
-from ...objective import preset
+from ...objective import Objective, preset
 from ...objective.correction import Correction, MaskedImportance, TruncatedImportance
 from ...rewards.names import names_of
 from .offered import exact, offer
 from .rewards import refuse
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
+_METRIC = "algorithm.filter_groups.metric"
 ON_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"  # our default model is made from it
 OWN = ("correction", "correction_low", "correction_high", "opsm_delta", "overlong_filtering", "overlong_cache",
        "entropy_bonus", "entropy_target", "entropy_step", "nll")  # fmt: skip
@@ -205,11 +206,22 @@ def _objective(config: Config, lost: list[str]) -> tuple[dict[str, str], dict[st
     keys = {f"{ACTOR}policy_loss.loss_mode": called, "algorithm.adv_estimator": estimator.replace("trew", called)}
     # "<...>" stands for a number that only a recipe has: see offered._of_loss.
     keys |= {k: str(config.rollout.max_tokens) if v.startswith("<") else v for k, v in found.settings}
+    if _METRIC in keys:
+        keys[_METRIC] = _compared(config, objective, punished=bool(elsewhere.get("overlong_cache")))
     keys |= _elsewhere(config, elsewhere, lost)
     if estimator == "gdpo":
         keys |= {"+algorithm.gdpo_reward_keys": hydra(_parts(config)),
                  "+algorithm.gdpo_reward_weights": hydra([r.weight for r in _rewards(config)])}  # fmt: skip
     return keys, {"TREW_VERL": json.dumps({called: {"preset": name, **args}})} if args else {}
+
+
+def _compared(config: Config, objective: Objective, *, punished: bool) -> str:
+    """What verl's filter of groups compares, which ``objective`` does too: whether answers are right, or the sum of all
+    rewards; ``punished``: verl's own sum has the length penalty in it, by which equal answers would seem to differ."""
+    parts = _parts(config)
+    if objective.dynamic_sampling and (punished or len(parts) > 1):
+        return hydra(config.eval.correct_reward or parts[0])
+    return "score" if punished else "reward"
 
 
 def _elsewhere(config: Config, own: dict[str, Any], lost: list[str]) -> dict[str, str]:
@@ -221,10 +233,6 @@ def _elsewhere(config: Config, own: dict[str, Any], lost: list[str]) -> dict[str
         buffer = {"enable": True, "len": cache, "penalty_factor": 1.0, "log": False}
         keys |= {"reward.reward_manager.name": "dapo", "+reward.reward_kwargs.overlong_buffer_cfg": hydra(buffer),
                  "+reward.reward_kwargs.max_resp_len": str(config.rollout.max_tokens)}  # fmt: skip
-        # The filter must compare the task's reward: with the length penalty in it, a group of right answers that differ
-        # in length would seem to have signal.
-        if preset(config.objective.preset).keep:
-            keys["algorithm.filter_groups.metric"] = hydra(_parts(config)[0])
     if own.get("correction"):
         keys |= _own_correction(config, own, lost)
     lost += [
