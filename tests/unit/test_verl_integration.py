@@ -99,6 +99,17 @@ def test_verl_s_filter_of_groups_compares_what_ours_does(
     assert keys["algorithm.filter_groups.metric"] == metric
 
 
+def test_what_verl_s_old_trainer_and_its_gdpo_leave_out_is_listed() -> None:
+    made = exported({"preset": "gdpo", "dynamic_sampling": True, "overlong_cache": 8}, {"name": "gsm8k"}, *FORMATS)
+    assert made.keys["trainer.use_v1"] == "False"
+    assert not [
+        key for key in made.keys if "filter_groups" in key or "overlong_buffer" in key or "reward_manager" in key
+    ]
+    lost = "\n".join(made.lost)
+    assert "groups without signal stay" in lost
+    assert "objective.overlong_cache = 8" in lost
+
+
 def test_export_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe, out = str(ROOT / "recipes" / "gsm8k.toml"), tmp_path / "run.sh"
     assert run(["export", "verl", recipe]) == 0

@@ -206,6 +206,14 @@ def _objective(config: Config, lost: list[str]) -> tuple[dict[str, str], dict[st
     keys = {f"{ACTOR}policy_loss.loss_mode": called, "algorithm.adv_estimator": estimator.replace("trew", called)}
     # "<...>" stands for a number that only a recipe has: see offered._of_loss.
     keys |= {k: str(config.rollout.max_tokens) if v.startswith("<") else v for k, v in found.settings}
+    if objective.keep and _METRIC not in keys:
+        lost.append(
+            f"groups without signal stay: verl's old trainer, which its estimator {estimator} needs, has no filter"
+        )
+    if estimator == "gdpo" and (cache := elsewhere.pop("overlong_cache", 0)):
+        lost.append(
+            f"objective.overlong_cache = {cache}: verl's gdpo reads each reward, and the penalty is in their sum"
+        )
     if _METRIC in keys:
         keys[_METRIC] = _compared(config, objective, punished=bool(elsewhere.get("overlong_cache")))
     keys |= _elsewhere(config, elsewhere, lost)

@@ -87,7 +87,10 @@ def offer(objective: Objective) -> Offer:
     if advantage and not loss and not any(words in advantage for words in OF_VERL):
         loss = f"without its advantages it is another algorithm, and {advantage}"
     settings = _settings(objective, loss=not loss, advantage=not advantage)
-    settings += [key for words, keys in OWN.items() if not loss and words in advantage for key in keys]
+    own = [key for words, keys in OWN.items() if not loss and words in advantage for key in keys]
+    if _OLD in own:  # which replaces no groups, and would ignore the keys
+        settings = [(key, value) for key, value in settings if not key.startswith("algorithm.filter_groups.")]
+    settings += own
     return Offer(loss, advantage, tuple(settings))
 
 
