@@ -187,6 +187,14 @@ def test_settings_of_another_type(name, settings, message):
         trew.preset(name, **settings)
 
 
+@pytest.mark.parametrize("name", ["grpo-process", "opd"])
+def test_groups_without_anything_to_judge_them_by_are_refused(name):
+    given = {"step_rewards": [[(1, 1.0)]] * 4} if name == "grpo-process" else {"teacher_logprobs": -torch.ones(4, 2)}
+    batch = make(rewards=None, ref_logprobs=-torch.ones(4, 2), **given)
+    with pytest.raises(DataError, match=r"^rewards: got None; which groups have a signal"):
+        trew.preset(name, dynamic_sampling=True).loss(batch)
+
+
 def test_one_token_with_an_advantage_is_a_signal():
     advantages = f(0, 0, 0, 1)[:, None].expand(4, 2).clone()
     advantages[3, 1] = 0

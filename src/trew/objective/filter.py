@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ..errors import DataError
 from .batch import TokenBatch
 from .component import Component, Scope, share_of
 from .renamed import refuse
@@ -33,10 +34,14 @@ def mixed_groups(batch: TokenBatch) -> Bool[Tensor, "S"]:
 
 
 def uneven_groups(batch: TokenBatch) -> Bool[Tensor, "S"]:
-    """True for sequences of groups whose rewards differ or, without rewards, whose advantages are not all 0."""
+    """True for sequences of groups whose rewards differ or, without rewards, whose advantages are not all 0. Raises
+    DataError without both."""
     if batch.rewards is not None:
         return has_signal(batch.total_rewards, group_ids=batch.group_ids)
-    assert batch.advantages is not None
+    if batch.advantages is None:  # with rewards of steps alone, or a teacher's log-probs
+        raise DataError(
+            "rewards: got None; which groups have a signal is judged by them, or by correct: give one of them"
+        )
     ids, size = dense_ids(batch.group_ids)
     moved = (batch.advantages != 0) & batch.mask
     return (segment_count(moved, ids=ids[batch.sequence_ids], size=size) > 0)[ids]
