@@ -294,6 +294,18 @@ def test_the_effective_sample_size_has_the_correction_in_it():
     assert out["ess"] == (1.0, 1.0)
 
 
+@pytest.mark.parametrize("correction", ["tis", "mis", "opsm", "tis+opsm"])
+@pytest.mark.parametrize("name", ["vespo", "dual-clip"])
+def test_the_effective_sample_size_is_that_of_what_is_pushed(name, correction):
+    g = torch.Generator().manual_seed(0)
+    old = -1 - torch.rand(4, 2, generator=g, dtype=F64)
+    batch = make(logprobs=old + 0.1, old_logprobs=old, rollout_logprobs=old + 0.3 * torch.randn(4, 2, generator=g))
+    out = trew.preset(name, correction=correction, **({"opsm_delta": 0.2} if "opsm" in correction else {})).loss(batch)
+    pushed = out.coefficients / out.advantages / out.batch.unpack(out.batch.token_weights)
+    share = float(pushed.sum() ** 2 / (pushed.numel() * (pushed**2).sum()))
+    assert out.metrics["ess"] == (pytest.approx(share), 1.0)
+
+
 def test_bounds_reach_what_they_bound():
     kappa = truncated_importance(f(-3, 0), rollout_logprobs=f(0, 0), low=0.5)
     assert kappa.tolist() == [0.5, 1]

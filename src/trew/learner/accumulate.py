@@ -87,8 +87,8 @@ class Accumulated:
         batch = self.batch.select(torch.tensor(ran)).replace(logprobs=values["logprobs"])
         measured = {"entropy": self._entropy(self.values["entropies"])} if "entropies" in values else {}
         found = token_metrics(
-            batch, ratio=values["ratio"], weight=values["weight"], correction=values.get("correction"),
-            likelihood=values.get("likelihood"), margins=values.get("margins"),
+            batch, ratio=values["ratio"], weight=values["weight"],
+            **{name: values.get(name) for name in ("correction", "importance", "likelihood", "margins")},
         )  # fmt: skip
         # With old log-probs the share is known before the update, of all samples.
         beyond = objective.beyond_correction(batch) if batch.old_logprobs is None else None

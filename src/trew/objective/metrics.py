@@ -20,6 +20,7 @@ def token_metrics(
     ratio: Float[Tensor, "N"],
     weight: Float[Tensor, "N"],
     correction: Float[Tensor, "N"] | None,
+    importance: Float[Tensor, "N"] | None = None,
     likelihood: Float[Tensor, "N"] | None = None,
     margins: Float[Tensor, "N"] | None = None,
 ) -> Metrics:
@@ -28,7 +29,8 @@ def token_metrics(
     ``clip_share`` is the share of tokens whose push is cut off altogether (w = 0 though A is not), and its four parts
     say on which side of r = 1 and for which sign of A. ``weight`` is the mean of w where A is not 0. ``ess`` is the
     effective sample size of the importance weights g = c w r there, (sum g)^2 / (n sum g^2): 1 where all count alike,
-    1/n where one token decides. Quantiles and ess are of this batch, with count 1; all others add up over any split.
+    1/n where one token decides; ``importance`` is g where r has taken in a correction, which c then leaves out.
+    Quantiles and ess are of this batch, with count 1; all others add up over any split.
     ``kl_old`` and ``kl_rollout`` are k3 from the anchor to the policy, since the anchor has sampled; ``kl`` is k3 from
     the policy to the reference. ``kl_teacher`` is k1 from the old policy to the teacher, whose mean is that of KL over
     what the old policy sampled: with on-policy distillation, the mean advantage is minus its coefficient times it.
@@ -40,7 +42,8 @@ def token_metrics(
     # A token with advantage 0 has no push to clip: counting it would dilute weight, clip shares and ess.
     pushed = (advantages != 0) & mask
     count, active = float(mask.sum()), float(pushed.sum())
-    importance = weight * ratio if correction is None else weight * ratio * correction
+    if importance is None:
+        importance = weight * ratio if correction is None else weight * ratio * correction
     out = {
         "ratio": (_total(ratio, where=mask), count),
         "weight": (_total(weight, where=pushed), active),

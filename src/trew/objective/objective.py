@@ -88,8 +88,7 @@ class LossOutput:
         """(sum, count) by name: :func:`token_metrics`, and :func:`step_metrics` where this is a whole step."""
         tokens = token_metrics(
             self.batch, ratio=self.packed["ratio"], weight=self.packed["weight"],
-            correction=self.packed.get("correction"), likelihood=self.packed.get("likelihood"),
-            margins=self.packed.get("margins"),
+            **{name: self.packed.get(name) for name in ("correction", "importance", "likelihood", "margins")},
         )  # fmt: skip
         return {**tokens, **(step_metrics(self.batch) if self.whole else {})}
 
@@ -277,14 +276,15 @@ class Objective:
         assert token_weights is not None
 
         # ---- the coefficient of each token, all of it detached, and the value that the log reports
-        ratio, scale, correction = self._corrected(batch)
+        ratio, outside, correction = self._corrected(batch)
         weight = self.weight(ratio, advantages=advantages, batch=batch)
         surrogate = self.weight.surrogate(ratio, advantages=advantages, batch=batch)
         if self.ratio.per_sequence and not self.weight.linear:
             # S_i A_i is one term of the loss, but stands at each of the T_i tokens: each counts 1 / T_i of it. Its
             # gradient is not divided, since the derivative of S_i by every single log pi_t is S_i itself.
             surrogate = surrogate / batch.lengths[batch.sequence_ids].clamp(min=1)
-        # ``scale`` is share_t c_t, but for corrections that the ratio has taken in.
+        # share_t c_t, but for corrections that the ratio has taken in.
+        scale = token_weights if outside is None else token_weights * outside
         coefficients = scale * weight * ratio * advantages
         value = -scale * surrogate
         # - share_t d_t: the corrections are for the push alone.
@@ -314,14 +314,15 @@ class Objective:
         packed = {"ratio": ratio, "weight": weight, "coefficients": coefficients}
         margins = self.weight.margins(advantages=advantages, batch=batch)
         optional = {"correction": correction, "likelihood": likelihood, "margins": margins}
+        if outside is not correction:  # the ratio has one of them already, which must not count twice
+            optional["importance"] = weight * ratio if outside is None else weight * ratio * outside
         packed |= {name: values for name, values in optional.items() if values is not None}
         return LossOutput(loss, detached, packed, whole)
 
-    def _corrected(self, batch: TokenBatch) -> tuple[Tensor, Tensor, Tensor | None]:
-        """(ratio, factor of the coefficients, product of all corrections): each correction multiplies either the
-        token's weight, or the ratio where the trust region takes it in."""
-        assert batch.token_weights is not None
-        ratio, scale, correction = self.ratio(batch), batch.token_weights, None
+    def _corrected(self, batch: TokenBatch) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """(ratio, product of the corrections beside it, product of all): each correction multiplies either the token's
+        weight, or the ratio where the trust region takes it in. None: there are none."""
+        ratio, outside, correction = self.ratio(batch), None, None
         for rule in self.correction:
             c = rule(batch)
             correction = c if correction is None else correction * c
@@ -329,8 +330,8 @@ class Objective:
             if rule.mismatch and self.weight.folds_correction:
                 ratio = bounded_exp(ratio.log() + rule.log_of_sequence(c, batch=batch))
             else:
-                scale = scale * c
-        return ratio, scale, correction
+                outside = c if outside is None else outside * c
+        return ratio, outside, correction
 
     def equation(self) -> str:
         """All components as text, one line each, and the notes."""
