@@ -179,3 +179,13 @@ def test_options_that_belong_to_another_are_noted_without_it():
 
 def test_the_configuration_alone_allows_one_completion():
     assert isinstance(parse({"model": "m", "rollout": {"completions": 1}}), Config)
+
+
+@pytest.mark.parametrize("name", ["sft", "rft"])
+def test_a_kl_to_go_has_no_sampler_among_demonstrations(name):
+    # It would read the old policy's log-probs, which demonstrations do not have: every advantage would be NaN.
+    objective, config = run(name, beta=0.1, kl="k1", kl_place="to-go")
+    (found,) = compatibility.demonstration_problems(objective, config)
+    assert found.startswith(f"objective.kl_place: got 'to-go', accepts 'loss' for {name}: ")
+    assert not compatibility.demonstration_problems(*run(name, beta=0.1))
+    assert not compatibility.demonstration_problems(*run(name, kl_place="to-go"))

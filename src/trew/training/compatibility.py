@@ -96,6 +96,12 @@ def demonstration_problems(objective: Objective, config: Config) -> list[str]:
             f"objective.beta: got {objective.beta:g}, accepts 0 for {name}: it is the coefficient of a KL term beside "
             f"the loss, and DPO's beta is objective.dpo_beta = {objective.weight.beta:g}; set that, and remove this"
         )
+    kl = objective.reference
+    if kl.active and kl.place != "loss":
+        found.append(
+            f"objective.kl_place: got {kl.place!r}, accepts 'loss' for {name}: elsewhere the KL is that of the policy "
+            "that sampled, and nobody sampled these completions"
+        )
     if objective.dynamic_sampling:
         found.append("objective.dynamic_sampling: got true, but demonstrations are not sampled; remove it")
     if config.learner.reference_every and "ref_logprobs" not in objective.needs:
