@@ -117,6 +117,11 @@ REFUSED = [
     ("clip-cov", {"cov_low": 5.0}, "cov_low: got 5.0, accepts a number below cov_high = 5"),
     ("token-mean-local", {"microbatch": 0}, "microbatch: got 0"),
     ("pass-at-k", {"k": 0}, "k: got 0"),
+    # By the name that the preset has for it, not by that of the component's field.
+    ("gtpo", {"a1": -1.0}, "objective.a1: got -1.0"), ("gtpo", {"a2": float("inf")}, "objective.a2: got inf"),
+    ("grpo-s", {"b1": -1.0}, "objective.b1: got -1.0"), ("grpo-s", {"b2": -1.0}, "objective.b2: got -1.0"),
+    ("prime-rl", {"penalty": -1.0}, "objective.penalty: got -1.0"), ("dro", {"tau": -1.0}, "objective.tau: got -1.0"),
+    ("prime-rl-ipo", {"penalty": -1.0}, "objective.penalty: got -1.0"),
 ]  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..adjust import EntropyAdvantage
 from ..advantage import z_score
 from ..aggregate import SequenceMeanTokenMean, TokenMean
+from ..component import not_negative
 from ..covariance import ClipCov, CovariancePenalty
 from ..divergence import KL
 from ..entropy_shares import EntropySequenceShares, EntropyTokenShares
@@ -33,6 +34,7 @@ def gtpo(
     each by themselves, which takes the contrast between right and wrong out; "joint" (default) is over the whole group.
     Groups that are all right or all wrong have advantage 0. Another paper, arXiv 2508.03772, has the same acronym.
     """
+    not_negative(a1=a1, a2=a2)
     return Objective(
         name="gtpo",
         keep=(MixedGroups(),),
@@ -64,6 +66,7 @@ def grpo_s(
     0.28 is DAPO's. The gate is on the arithmetic mean of the ratios (GSPO's is the geometric one); behind it each token
     keeps its own ratio.
     """
+    not_negative(b1=b1, b2=b2)
     return Objective(
         name="grpo-s",
         keep=(MixedGroups(),),

@@ -7,7 +7,7 @@ from ..advantage import BaselineAdvantage
 from ..aggregate import SequenceMeanTokenMean, SequenceMeanTokenSum, TokenMean
 from ..baseline import Baseline, BatchMean, Greedy, GroupMean, LeaveOneOut, LengthWeighted, NoBaseline
 from ..capped import Tapered
-from ..component import one_of
+from ..component import not_negative, one_of
 from ..divergence import KL, SequenceSquare
 from ..filter import UnevenGroups
 from ..objective import Objective
@@ -244,6 +244,7 @@ def dro(*, tau: float = 0.05) -> Objective:
     verl to its estimator (group mean here). verl has no default for beta, 0.05 is Tinker's example. A mismatch
     correction multiplies the push alone, in verl the pull back too.
     """
+    not_negative(tau=tau)
     return Objective(
         name="dro",
         advantage=BaselineAdvantage(GroupMean()),

@@ -7,6 +7,7 @@ from ..advantage import BaselineAdvantage, z_score
 from ..aggregate import SequenceMeanTokenMean, TokenMean
 from ..band import BandMask, LinearBandMask, ProbabilityBand, RatioBand
 from ..baseline import GroupMean
+from ..component import not_negative
 from ..correction import OffPolicySequenceMask
 from ..divergence import KL
 from ..filter import UnevenGroups
@@ -168,6 +169,7 @@ def prime_rl(*, delta: float = 0.2, penalty: float = 1e-3) -> Objective:
 
     Deviations: follows the code; its documentation describes a cap on the ratio that the code does not have.
     """
+    not_negative(penalty=penalty)
     return Objective(
         name="prime-rl",
         keep=(UnevenGroups(),),
@@ -193,6 +195,7 @@ def prime_rl_ipo(*, delta: float = 0.1, penalty: float = 1e-3) -> Objective:
     Deviations: not Identity Preference Optimization, which is called IPO too. Later versions of prime-rl have delta =
     0.3, no penalty (``penalty = 0``) and a cap on the ratio.
     """
+    not_negative(penalty=penalty)
     return prime_rl().replace(
         name="prime-rl-ipo",
         weight=BandMask(ProbabilityBand(delta)),
