@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import trew
 from trew.errors import NumericsError
@@ -104,6 +105,20 @@ def test_the_intervals_of_pairs_draw_pairs(seed):
     for name, values in (("loss", losses), ("accuracy", [float(m > 0) for m in margins])):
         want = bootstrapped(values, [1] * 9, seed=seed)
         assert [found[name]["low"], found[name]["high"]] == pytest.approx(want), name
+
+
+def test_held_out_pairs_take_memory_by_their_number_and_not_its_square():
+    class Largest(TorchDispatchMode):
+        seen = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            self.seen = max(self.seen, out.numel() if isinstance(out, torch.Tensor) else 0)
+            return out
+
+    with Largest() as largest:
+        held_out_pairs(plan(), torch.zeros(36), PAIRS_OF_NINE)
+    assert largest.seen <= 36  # two tokens for each of 18 answers
 
 
 def test_held_out_pairs_that_are_not_finite_are_an_error():

@@ -14,8 +14,8 @@ import torch
 
 from ..errors import NumericsError
 from ..learner import Policy
-from ..objective import TokenBatch
 from ..objective.preferred import PreferenceWeight
+from ..objective.segments import segment_sum
 from ..rollout import StepRollouts
 from ..types import ScoredGroup, TrainingSample
 from ..utils.shapes import Count
@@ -157,19 +157,12 @@ def held_out_pairs(plan: Plan, log_ratios: torch.Tensor, samples: Sequence[Train
     weight = plan.objective.weight
     assert isinstance(weight, PreferenceWeight)
     lengths = torch.tensor([len(s.token_ids) for s in samples])
-    # Margins need log pi - log pi_ref alone: given as a policy's log-probs, beside a reference of 0.
-    batch = TokenBatch(
-        logprobs=log_ratios.double(), ref_logprobs=torch.zeros(len(log_ratios), dtype=torch.float64),
-        mask=torch.ones(len(log_ratios), dtype=torch.bool),  # an answer is one turn: all of its tokens are compared
-        sequence_ids=torch.arange(len(samples)).repeat_interleave(lengths),
-        group_ids=torch.tensor([s.group for s in samples]),
-    )  # fmt: skip
+    # Not by weight.margins(), which compares all completions with all: more memory than a run has for many pairs. An
+    # answer is one turn, so that all of its tokens are compared.
+    ids = torch.arange(len(samples)).repeat_interleave(lengths)
+    z = weight.beta * segment_sum(log_ratios.double(), ids=ids, size=len(samples))
     # The chosen answer is the first of each pair, as in every row of preference data.
-    side = torch.where(torch.arange(len(samples)) % 2 == 0, 1.0, -1.0).double()[batch.sequence_ids]
-    margins = weight.margins(advantages=side, batch=batch)
-    # margins (N,) repeats a pair's value at all of its tokens: the first token of each chosen answer stands for it.
-    first = (torch.cumsum(lengths, 0) - lengths)[::2]
-    found = margins[first].numpy()
+    found = (z[::2] - z[1::2]).numpy()
     if not np.isfinite(found).all():
         raise NumericsError("the held-out loss is not finite: the model's weights are broken")
     one = np.ones_like(found)
@@ -177,5 +170,5 @@ def held_out_pairs(plan: Plan, log_ratios: torch.Tensor, samples: Sequence[Train
         # -log sigmoid(m) = log(1 + exp(-m)), without overflow.
         "loss": _interval(np.logaddexp(0.0, -found), one, seed=plan.config.seed),
         "accuracy": _interval((found > 0).astype(np.float64), one, seed=plan.config.seed),
-        "margin": float(found.mean()), "tokens": int(batch.mask.sum()),
+        "margin": float(found.mean()), "tokens": len(log_ratios),
     }  # fmt: skip
