@@ -110,6 +110,14 @@ def test_what_verl_s_old_trainer_and_its_gdpo_leave_out_is_listed() -> None:
     assert "objective.overlong_cache = 8" in lost
 
 
+@pytest.mark.parametrize("name", ["pass-at-k", "online-rft"])
+def test_that_verl_takes_a_sum_of_rewards_for_correct_is_listed(name: str) -> None:
+    several = exported({"preset": name}, {"name": "gsm8k"}, *FORMATS).lost
+    assert any(line.startswith("which answers are correct: ") for line in several)
+    assert not any(line.startswith("which answers") for line in exported({"preset": name}, {"name": "gsm8k"}).lost)
+    assert not any(line.startswith("which answers") for line in exported({"preset": "grpo"}, *FORMATS).lost)
+
+
 def test_export_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe, out = str(ROOT / "recipes" / "gsm8k.toml"), tmp_path / "run.sh"
     assert run(["export", "verl", recipe]) == 0

@@ -14,7 +14,9 @@ from ...data.load import make_task
 from ...errors import ConfigError
 from ...models.default import DEFAULT_MODEL
 from ...objective import Objective, preset
+from ...objective.advantage import PassAtK
 from ...objective.correction import Correction, MaskedImportance, TruncatedImportance
+from ...objective.imitation import CorrectOnly
 from ...rewards.names import names_of
 from .offered import exact, offer
 from .rewards import refuse
@@ -210,6 +212,10 @@ def _objective(config: Config, lost: list[str]) -> tuple[dict[str, str], dict[st
         lost.append(
             f"groups without signal stay: verl's old trainer, which its estimator {estimator} needs, has no filter"
         )
+    if isinstance(objective.advantage, PassAtK | CorrectOnly) and (
+        config.eval.correct_reward or len(_parts(config)) > 1
+    ):
+        lost.append("which answers are correct: verl hands an estimator the sum of all rewards, and above 0 is correct")
     if estimator == "gdpo" and (cache := elsewhere.pop("overlong_cache", 0)):
         lost.append(
             f"objective.overlong_cache = {cache}: verl's gdpo reads each reward, and the penalty is in their sum"
