@@ -9,7 +9,9 @@ from typing import Any
 
 from ...objective import Objective, preset, presets
 from ...objective.advantage import PassAtK
-from ...objective.imitation import DEMONSTRATED
+from ...objective.capped import Tapered
+from ...objective.entropy_shares import EntropySequenceShares, EntropyTokenShares
+from ...objective.imitation import DEMONSTRATED, CorrectOnly
 from ...objective.shaping import SoftOverlong
 
 DECIDED = {
@@ -197,6 +199,19 @@ def of_rewards(objective: Objective, functions: Sequence[Any], *, weights: Seque
         return problems
     weights = [1.0] * len(functions) if weights is None else weights
     return problems + _weight_problems(objective, weights, scoring)
+
+
+def notes(objective: Objective, weights: Sequence[float]) -> list[str]:
+    """Lists what a run takes otherwise than its user may expect: which answers are correct, if several rewards have
+    these ``weights``."""
+    reads = isinstance(objective.advantage, PassAtK | CorrectOnly | EntropyTokenShares | EntropySequenceShares)
+    if not (reads or isinstance(objective.weight, Tapered)) or sum(weight != 0 for weight in weights) < 2:
+        return []
+    return [
+        f"{objective.name} asks which answers are correct: here those whose weighted sum of rewards is above 0. "
+        "Of several reward functions, one for form alone makes wrong answers correct, too. Make the one that decides a "
+        "gate of the others: rewards.together of trew.integrations.trl"
+    ]
 
 
 def _weight_problems(objective: Objective, weights: Sequence[float], scoring: Sequence[bool]) -> list[str]:

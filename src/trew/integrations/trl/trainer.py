@@ -69,6 +69,8 @@ class GRPOTrainer(trl.GRPOTrainer):
         # Again, since TRL adds an environment's reward to the functions only in its constructor.
         if problems := refusals.of_rewards(objective, self.reward_funcs, weights=self.reward_weights.tolist()):
             raise ConfigError(problems)
+        for text in refusals.notes(objective, self.reward_weights.tolist()):
+            warnings.warn(text, stacklevel=2)
 
     # ---- once per generation
 
