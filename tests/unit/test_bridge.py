@@ -203,6 +203,27 @@ def test_a_result_follows_a_call_that_is_not_written_again():
     assert tokenizer.decode(bridge) == "\n<|im_start|>tool\n3<|im_end|>\n<|im_start|>assistant\n"
 
 
+LLAMA_CALLS = (  # as Llama 3.1 and 3.2: a call stands in the place of the content
+    "{% if tools %}{{ tools | tojson }}<|eot|>{% endif %}{% for m in messages %}"
+    "{% if m.tool_calls %}<|role|>assistant<|/role|>\n\n"
+    '{"name": "{{ m.tool_calls[0].function.name }}", "parameters": {{ m.tool_calls[0].function.arguments | tojson }}}'
+    "{% else %}<|role|>{{ 'ipython' if m.role == 'tool' else m.role }}<|/role|>\n\n{{ m.content | trim }}{% endif %}"
+    "<|eot|>{% endfor %}{% if add_generation_prompt %}<|role|>assistant<|/role|>\n\n{% endif %}"
+)
+
+
+def test_a_result_follows_a_call_that_the_template_writes_without_the_content():
+    own = renderer("llama3")
+    own.tokenizer.chat_template = LLAMA_CALLS
+    bridges = Bridges(own)
+    assert bridges.check([USER], tools=[TOOL]) == []
+    end = token(own, "<|eot|>")
+    shown = "<|role|>ipython<|/role|>\n\n3<|eot|><|role|>assistant<|/role|>\n\n"
+    result = [{"role": "tool", "content": "3"}]
+    assert own.tokenizer.decode(bridges.bridge(result, ended_by=end) or []) == shown
+    assert own.tokenizer.decode(bridges.bridge(result, ended_by=None) or []) == "<|eot|>" + shown
+
+
 @pytest.mark.skipif(cached() is None, reason="the default model is not in the cache")
 def test_every_added_token_of_a_real_tokenizer_is_plain_text():
     from trew.models.loading import load_tokenizer

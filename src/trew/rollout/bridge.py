@@ -19,7 +19,8 @@ MARK = " ... [{} characters cut] ... "
 """Stands in an observation for what was cut out of its middle."""
 _ASKED = {"role": "user", "content": "q"}
 _OBSERVED = "trewobservation"
-_CALL = {"type": "function", "id": "trewcall1", "function": {"name": "f", "arguments": {}}}
+# With the stand-in among its arguments: templates such as Llama 3's write a call in the place of the content.
+_CALL = {"type": "function", "id": "trewcall1", "function": {"name": "f", "arguments": {"x": REPLY}}}
 _FIX = "set chat_template to a file that only appends, or use another instruct model"
 
 
