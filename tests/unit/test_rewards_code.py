@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from trew.errors import ConfigError, SandboxError
 from trew.rewards import KINDS, grade
-from trew.rewards.builtin import code_asserts, code_block, code_rows, code_values
+from trew.rewards.builtin import code, code_asserts, code_block, code_rows, code_values
 from trew.rewards.builtin.kinds import gold_problem
 from trew.rewards.known_answers import known_answers
 from trew.rewards.sandbox import Job, JobLimits, boundary, pool
@@ -210,6 +210,25 @@ def test_rows_of_stdin_tests_in_every_form(sandbox):
         assert "does not pass" in gold_problem("code_stdin", {**row, "solution": "print(1)"}, {})
     assert KINDS["code_stdin"].gold({"answer": "7"}) is None
     assert "at least one" in gold_problem("code_stdin", {"tests": "none"}, {})
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        '{"fn_name": "add", "inputs": [[1, 2]], "outputs": [[3]]}',  # APPS, TACO and sets made of them
+        [{"input": "1\n2", "output": "3", "testtype": "functional"}],  # LiveCodeBench
+        [{"type": "function_call", "fn_name": "add", "input": [1, 2], "output": 3}],
+    ],
+)
+def test_tests_that_call_a_function_are_no_lines_of_standard_input(tests):
+    """The right answer defines the function and prints nothing: every completion would score 0."""
+    columns = {"tests": tests}
+    assert "call a function" in KINDS["code_stdin"].row_problem(*KINDS["code_stdin"].gold(columns))
+    answer = "```python\ndef add(a, b):\n    return a + b\n```"
+    verdict = grade("code_stdin", answer, tests=tests)
+    assert (verdict.score, verdict.status) == (None, "bad_gold")
+    plain = [{"input": "1 2", "output": "3", "testtype": "stdin", "fn_name": None}]
+    assert not isinstance(code.stdin_cases(plain), str)
 
 
 def test_the_setup_is_the_rows_fault_and_not_the_programs(sandbox):

@@ -80,6 +80,8 @@ def stdin_cases(tests: Any) -> list[_Case] | str:
     """
     tests = _parsed(tests)
     if isinstance(tests, Mapping):
+        if called := _called(tests):
+            return f"the tests {called}"
         if "inputs" in tests and "outputs" in tests:
             tests = _paired(tests)
             if tests is None:
@@ -110,6 +112,8 @@ def _stdin_case(test: Any) -> _Case | str:
     """Reads one test; returns the end of a message, which begins with the test's number, if it is malformed."""
     if not isinstance(test, Mapping):
         return f" must be {{input, output}}, got {test!r:.80}"
+    if called := _called(test):
+        return f" is one of those that {called}"
     for name in ("input", "output"):
         # A program may read nothing, so that an input of null stands for an empty one; an output must be there.
         if test.get(name) is None and not (name == "input" and name in test):
@@ -118,6 +122,19 @@ def _stdin_case(test: Any) -> _Case | str:
     if given is None or expected is None:
         return f": input and output must be text, or lists of lines, got {dict(test)!r:.80}"
     return _Case(given, expected)
+
+
+def _called(tests: Mapping[str, Any]) -> str:
+    """Says that tests give arguments to a function, as some of public sets (APPS, TACO, LiveCodeBench) do; empty for
+    those of a program. As lines of standard input, no right answer would pass them."""
+    for name in ("fn_name", "testtype", "type"):
+        value = tests.get(name)
+        if value and (name == "fn_name" or value in ("functional", "function_call")):
+            return (
+                f"call a function ({name} = {value!r:.60}), and code_stdin runs programs that read standard input; "
+                "give such rows entry_point and asserts, which code_func checks"
+            )
+    return ""
 
 
 def _lines_of(value: Any) -> str | None:
