@@ -242,7 +242,7 @@ def test_a_reward_that_no_rollout_has_is_refused_with_those_that_there_are():
 def test_what_stood_between_two_turns_of_a_rollout_is_read_and_not_learned():
     row = sampled(3, 1.0) | {
         "token_ids": [3, 4, 50, 51, 5, 60], "sampled": [True, True, False, False, True, False],
-        "finish_reason": "length",
+        "finish_reason": "length", "completion": renderer().decode([5]),
     }  # fmt: skip
     (made,) = Rollouts().prompts(Split("run", "run", [Row("row", row)]))
     (rollout,) = Encoder(renderer(), loss_on="all").encode(made)
@@ -251,3 +251,17 @@ def test_what_stood_between_two_turns_of_a_rollout_is_read_and_not_learned():
     assert rollout.sampled is not None
     assert rollout.sampled.tolist() == [True, True, False, False, True]
     assert rollout.status == "truncated"
+
+
+def test_rollouts_of_a_model_with_another_tokenizer_are_not_learned_as_other_words():
+    own = renderer()
+    ids = own.tokens("four")
+    row = sampled(3, 1.0) | {"token_ids": ids, "sampled": [True] * len(ids), "completion": "four"}
+    (made,) = Rollouts().prompts(Split("run", "run", [Row("row", row)]))
+    assert Encoder(own, loss_on="all").encode(made)[0].token_ids.tolist() == ids
+    shifted = row | {"token_ids": [token + 1 for token in ids]}
+    beyond = row | {"token_ids": [token + 100_000 for token in ids]}
+    for foreign in (shifted, beyond):
+        (made,) = Rollouts().prompts(Split("run", "run", [Row("row", foreign)]))
+        with pytest.raises(DataError, match="another text in this model's tokenizer than was recorded"):
+            Encoder(own, loss_on="all").encode(made)

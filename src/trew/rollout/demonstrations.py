@@ -19,6 +19,7 @@ from ..errors import DataError
 from ..types import Message, Prompt, Rollout, Span, Turn
 from .bridge import Bridges
 from .chat import Renderer
+from .endings import reads_otherwise
 
 Tokens = Sequence[int] | np.ndarray
 _FIX = "set chat_template to a file that only appends"
@@ -54,7 +55,7 @@ class Encoder:
         conversation, as those that drop <think> do, one rollout for each answer. Raises DataError if the tokens to
         learn are not certain."""
         if "token_ids" in prompt.columns:
-            return (_recorded(prompt),)
+            return (self._as_sampled(prompt),)
         if prompt.text is not None:
             return (_rollout([self._text(prompt, prompt.text)]),)
         messages = [*(prompt.messages or ()), *prompt.columns[ANSWERS]]
@@ -87,6 +88,18 @@ class Encoder:
                 "the chat template takes away; such a pair says nothing: remove it"
             )
         return chosen, rejected
+
+    def _as_sampled(self, prompt: Prompt) -> Rollout:
+        """A recorded completion. Raises DataError where its tokens are another tokenizer's: they would be learned as
+        other words than were sampled."""
+        rollout = _recorded(prompt)
+        if reads_otherwise(rollout.turns[-1], self.renderer):
+            raise DataError(
+                f"prompt {prompt.uid!r}: the tokens of its completion have another text in this model's tokenizer than "
+                f"was recorded ({prompt.columns['completion'][:60]!r}); give the model that sampled them, or for "
+                "another one rows of prompt and completion, as text (data.task = 'demonstrations')"
+            )
+        return rollout
 
     def _text(self, prompt: Prompt, text: str) -> Answered:
         completion = prompt.columns[ANSWERS][0]["content"]

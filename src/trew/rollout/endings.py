@@ -10,7 +10,8 @@ import numpy as np
 
 from ..errors import EngineError
 from ..models.positions import positions_of
-from ..types import FinishReason, Prompt, Sampling
+from ..types import FinishReason, Prompt, Sampling, Turn
+from ..utils.secrets import MASK
 from .chat import Renderer
 
 
@@ -36,6 +37,12 @@ class Endings:
         # needs their log-probabilities.
         cuts = [at for string in self.strings if (at := text.find(string)) >= 0]
         return text[: min(cuts)] if cuts else text, "stop" if ended or cuts else "length"
+
+
+def reads_otherwise(turn: Turn, renderer: Renderer) -> bool:
+    """Whether the tokens of a recorded reply have another text than was recorded, from which a stop string was cut."""
+    # A table has a mask where the text had a secret.
+    return MASK not in turn.text and not renderer.decode(turn.token_ids.tolist()).startswith(turn.text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,10 @@ from ..rewards import RewardSet
 from ..rewards.names import names_of
 from ..rollout import StepRollouts
 from ..rollout.chat import Renderer
+from ..rollout.endings import reads_otherwise
 from ..runs import redact_config
 from ..runs.recorded import RecordedRollouts
 from ..runs.rollouts import Sampler
-from ..types import Turn
 from ..utils.secrets import MASK
 from ..utils.toml import flatten
 from .changes import settings
@@ -139,7 +139,7 @@ def token_problems(replay: Replay, renderer: Renderer) -> list[str]:
     for group in replay.first.sampled:
         prompt, recorded = group.group.prompt, group.group.rollouts[0].prompt_ids.tolist()
         if group.group.rollouts[0].ending:
-            if any(_reads_otherwise(turn, renderer) for rollout in group.group.rollouts for turn in rollout.turns):
+            if any(reads_otherwise(turn, renderer) for rollout in group.group.rollouts for turn in rollout.turns):
                 return [
                     f"rollout.replay: {replay.recorded.folder} has other texts for replies to prompt {prompt.uid!r} "
                     "than this tokenizer makes of their tokens; give the model and tokenizer of that run"
@@ -154,11 +154,6 @@ def token_problems(replay: Replay, renderer: Renderer) -> list[str]:
                 "tokenizer and chat template make of it; give the model, tokenizer and chat_template of that run"
             ]
     return []
-
-
-def _reads_otherwise(turn: Turn, renderer: Renderer) -> bool:
-    """Whether the tokens of a reply have another text than the recorded one, from which a stop string was cut."""
-    return MASK not in turn.text and not renderer.decode(turn.token_ids.tolist()).startswith(turn.text)
 
 
 def reward_problems(replay: Replay, rewards: RewardSet, *, one_by_one: bool = False) -> list[str]:
