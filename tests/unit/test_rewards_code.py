@@ -260,6 +260,17 @@ def test_what_is_fenced_comes_back(program):
     assert code_block.extract("so\n" + code_rows.answer_with(program)) == program.rstrip() + "\n"
 
 
+@pytest.mark.parametrize("mark", ["1. ", "- ", "  12) "])
+def test_a_program_in_an_item_of_a_list_is_not_indented(mark):
+    """As Markdown has it: what an item's lines are indented by is not the program's."""
+    program = "def f(x):\n  y = x\n\n  return y + 1\n"
+    margin = " " * len(mark)
+    inside = "".join(f"{margin}{line}" if line.strip() else line for line in program.splitlines(keepends=True))
+    assert code_block.extract(f"So:\n\n{mark}```python\n{inside}{margin}```\n") == program
+    assert code_block.extract(f"{mark}```python\n{program}```") == program  # not indented at all
+    assert code_block.extract(f"Here is it: ```python\n{inside}```") == inside
+
+
 def test_megabytes_of_fences_cost_nothing():
     for text in ("```python\n" * 200_000, "`" * 5_000_000, "```python" * 300_000, "```\n" * 500_000):
         assert grade("code_stdin", text, None, tests=[{"input": "", "output": ""}]).seconds < 3

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
+
 LANGUAGES = ("python", "py", "python3")
+_ITEM = re.compile(r"[ \t]*(?:[-*+]|\d{1,9}[.)])[ \t]+")
+"""What stands before the fence of a block that is an item of a list, whose lines are indented to its text."""
 
 
 def extract(text: str) -> str | None:
@@ -10,7 +15,7 @@ def extract(text: str) -> str | None:
 
     A block begins after a line that ends in ```` ```python ```` (or ``py``, ``python3``), and ends at a line of at
     least as many backticks and nothing else. Blocks of other languages and unclosed blocks do not count. The fence's
-    indentation is removed from the block's lines.
+    indentation is removed from the block's lines, and in an item of a list what all of them are indented by.
 
     >>> extract("First\\n```python\\nprint(1)\\n```\\nno:\\n```python\\nprint(2)\\n```\\nprints\\n```\\n2\\n```")
     'print(2)\\n'
@@ -18,7 +23,7 @@ def extract(text: str) -> str | None:
     (None, None)
     """
     found: str | None = None
-    fence, indent, wanted = "", 0, False
+    fence, indent, wanted, item = "", 0, False, False
     lines: list[str] = []
     # A line scanner rather than a regular expression: linear in the text, whatever a model writes.
     for line in text.split("\n"):
@@ -26,7 +31,7 @@ def extract(text: str) -> str | None:
         if fence:
             if bare.startswith(fence) and not bare.strip("`"):
                 if wanted:
-                    found = "".join(lines)
+                    found = textwrap.dedent("".join(lines)) if item else "".join(lines)
                 fence = ""
             elif wanted:
                 margin = len(line) - len(line.lstrip(" \t"))
@@ -43,5 +48,6 @@ def extract(text: str) -> str | None:
         # Other languages open a fence too: otherwise their closing line would be read as an opening one.
         wanted = info.split(" ")[0].split("{")[0].lower() in LANGUAGES
         indent = at if not line[:at].strip() else 0  # text before the fence is no indentation
+        item = _ITEM.fullmatch(line[:at]) is not None
         lines = []
     return found
