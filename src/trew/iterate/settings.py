@@ -13,6 +13,7 @@ from ..config import Config, Kernels, RewardConfig, build, one_set, parse, read_
 from ..errors import ConfigError, Problems
 from ..reward_training.settings import PairData, RewardLearner, RewardTraining
 from ..reward_training.settings import problems as training_problems
+from ..rewards.names import names_of
 from ..utils.toml import dump_table
 
 REWARD = "reward_model"
@@ -113,6 +114,12 @@ def round_problems(rounds: Iterate, rewards: Sequence[Any] = ()) -> list[str]:
     found = _number_problems(rounds)
     if rounds.verifier.model:
         found.append("iterate.verifier.model: a reward model cannot be the verifier; give a built-in or a function")
+    # Its name comes first, so that the learned reward would be called otherwise, and the verifier's curve shown as its.
+    if names_of([{"name": rounds.verifier.name}]) == [REWARD]:
+        found.append(
+            f"iterate.verifier.name: got {rounds.verifier.name!r}, but {REWARD!r} is the name of the learned reward "
+            "here; call your function otherwise"
+        )
     # Model and pairs are made in the rounds: placeholders, so that only the learner's values are checked.
     dummy = RewardTraining(model="m", learner=rounds.learner, data=PairData(pairs="p"))
     found += [f"iterate.{p}" for p in training_problems(dummy)]
