@@ -30,10 +30,15 @@ def read(tmp_path, *rows: dict[str, Any], **args: Any) -> list[Prompt]:
     return load_prompts(DataConfig(task="pairs", train=str(file), args=args))
 
 
-FORMS = {
+FORMS: dict[str, dict[str, Any]] = {
     "texts": {"prompt": ASKED, "chosen": "4", "rejected": "five"},
     "messages": {"prompt": ASKED, "chosen": said("4"), "rejected": said("five")},
     "conversations": {"chosen": ASKED + said("4"), "rejected": ASKED + said("five")},
+    "conversations and the question": {
+        "prompt": "2 + 2?",
+        "chosen": ASKED + said("4"),
+        "rejected": ASKED + said("five"),
+    },  # as in UltraFeedback
 }
 
 

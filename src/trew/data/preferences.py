@@ -15,7 +15,8 @@ COLUMNS = ("prompt", "chosen", "rejected")
 def parse_pair(columns: Mapping[str, Any]) -> tuple[str | tuple[Message, ...], str, str]:
     """Prompt, chosen and rejected of a row. ``prompt`` is text or a list of messages, ``chosen`` and ``rejected`` are
     text, or the assistant's message in a list. Without ``prompt``, chosen and rejected are whole conversations that
-    differ in the last turn only. Raises BadRow with what is wrong."""
+    differ in the last turn only; beside such, ``prompt`` may repeat the question before that turn. Raises BadRow with
+    what is wrong."""
     for name in COLUMNS[1:]:
         if columns.get(name) is None:
             have = ", ".join(columns) or "none"
@@ -32,6 +33,9 @@ def _shared_prompt(given: Any, before: tuple[dict[str, Any], ...], also: tuple[d
     """The prompt of both answers: the column's, or the turns that both conversations begin with."""
     if given is not None:
         prompt = parse_prompt(given, "prompt")
+        # The question as text beside whole conversations, as in UltraFeedback: the conversations say how it was asked.
+        if isinstance(prompt, str) and before and before == also and _asks(before[-1], prompt):
+            return parse_prompt(list(before), "chosen")
         asked = () if isinstance(prompt, str) else tuple(map(dict, prompt))
         if (before and before != asked) or (also and also != asked):
             raise BadRow("chosen or rejected holds another conversation than the prompt; give the answers alone")
@@ -39,6 +43,11 @@ def _shared_prompt(given: Any, before: tuple[dict[str, Any], ...], also: tuple[d
     if before and before == also:
         return parse_prompt(list(before), "chosen")
     raise BadRow("has no 'prompt', and chosen and rejected are not conversations that differ in their last turn alone")
+
+
+def _asks(turn: Mapping[str, Any], question: str) -> bool:
+    content = turn.get("content")
+    return turn.get("role") == "user" and isinstance(content, str) and content.strip() == question.strip()
 
 
 def _answer(value: Any, name: str) -> tuple[str, tuple[dict[str, Any], ...]]:
