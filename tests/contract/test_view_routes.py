@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from urllib.parse import quote
 
@@ -11,15 +12,16 @@ from trew.config import Config, parse
 from trew.runs import RunFolder
 from trew.runs.compare import Choices
 from trew.runs.rollouts import schema
+from trew.types import Group, ScoredGroup
 from trew.view.about_values import ABOUT
 from trew.view.completion import GAPS, VALUES
 from trew.view.metric_help import HELP
-from view_help import client, episode, get, group, make_run, write_eval, write_step
+from view_help import client, episode, get, group, make_run, score, write_eval, write_step
 
 ROW = {
     "step", "eval", "group", "trained_group", "uid", "sample", "prompt", "completion", "score", "status", "parts",
-    "statuses", "extracted", "gold", "finish_reason", "rollout_status", "rollout_error", "length", "advantage",
-    "policy_version", "turns", "ending",
+    "statuses", "extracted", "gold", "finish_reason", "rollout_status", "rollout_error", "truncated", "length",
+    "advantage", "policy_version", "turns", "ending",
 }  # fmt: skip
 
 
@@ -201,6 +203,23 @@ def test_lists_have_what_was_said_in_episodes(tmp_path):
     assert not any("said" in row for row in others)
     assert "said" in get(page, "runs/x/groups", step=1)["groups"][0]["rows"][0]
     assert "said" in get(page, "runs/x/prompt", uid="talk")["visits"][0]["rows"][0]
+
+
+def test_an_episode_that_is_out_of_turns_was_not_cut_off(tmp_path):
+    """Its status is "truncated", too; the filter and the tag said that it had reached max_tokens."""
+    asked, (done,) = episode("out").group.prompt, episode("out").group.rollouts
+    out = dataclasses.replace(done, status="truncated", ending="turns")
+    cut = dataclasses.replace(
+        out, ending="length", turns=(done.turns[0], dataclasses.replace(done.turns[1], finish_reason="length"))
+    )
+    with RunFolder.open(tmp_path / "x") as run:
+        run.write_config("steps = 1\n[objective]\npreset = 'grpo'\n")
+        write_step(run, 1, ScoredGroup(Group(asked, (done, out, cut)), (score(0.5), score(0.5), score(0.0))))
+    page = client(tmp_path)
+    assert [row["truncated"] for row in get(page, "runs/x/rollouts")["rows"]] == [False, False, True]
+    assert [row["sample"] for row in get(page, "runs/x/rollouts", truncated=1)["rows"]] == [2]
+    assert [row["sample"] for row in get(page, "runs/x/rollouts", truncated=0)["rows"]] == [0, 1]
+    assert get(page, "runs/x/completion", step=1, group=0, sample=1)["row"]["truncated"] is False
 
 
 def test_the_processes_of_a_run_are_shown(tmp_path):

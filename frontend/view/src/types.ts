@@ -172,6 +172,8 @@ export interface Row {
   gold: unknown;
   finish_reason: string | null;
   rollout_status: string | null;
+  /** It reached the limit of tokens; an episode that is only out of turns did not. */
+  truncated: boolean;
   rollout_error: string | null;
   length: number;
   advantage: Num;

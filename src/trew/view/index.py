@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -144,8 +144,8 @@ class Index:
         )
 
 
-COLUMNS = ("step", "group", "trained_group", "uid", "sample", "score", "status", "parts", "statuses", "rollout_status",
-           "sampled")  # fmt: skip
+COLUMNS = ("step", "group", "trained_group", "uid", "sample", "score", "status", "parts", "statuses", "finish_reason",
+           "rollout_status", "ending", "sampled")  # fmt: skip
 
 
 def read_part(folder: Path, kind: str, step: int, words: Words) -> Part:
@@ -161,11 +161,25 @@ def read_part(folder: Path, kind: str, step: int, words: Words) -> Part:
         "uid": words.numbers(found["uid"]),
         "score": _floats(found, "score"),
         "status": _words(found, "status", words),
-        "truncated": _words(found, "rollout_status", words) == words.number(_TRUNCATED),
+        "truncated": _truncated(found, words),
         "length": lengths(found["sampled"]),
     }
     scores = _by_name(found, "parts", math.nan, lambda items: items.fill_null(math.nan).to_numpy(zero_copy_only=False))
     return Part(columns, scores, _by_name(found, "statuses", -1, words.numbers))
+
+
+def _truncated(found: Any, words: Words) -> np.ndarray:
+    """Whether a completion reached the limit of tokens, as ``was_truncated`` says of one."""
+    at_limit = _words(found, "rollout_status", words) == words.number(_TRUNCATED)
+    alone = np.isin(_words(found, "ending", words), (-1, words.number("")))
+    return at_limit & (alone | (_words(found, "finish_reason", words) == words.number("length")))
+
+
+def was_truncated(cells: Mapping[str, Any]) -> bool:
+    """Whether a completion reached the limit of tokens. An episode has the status ``truncated`` after its last turn,
+    too, however short its replies were: of those, only the ones whose last reply was cut off."""
+    cut = not cells.get("ending") or cells.get("finish_reason") == "length"
+    return cells.get("rollout_status") == _TRUNCATED and cut
 
 
 def lengths(sampled: Any) -> np.ndarray:

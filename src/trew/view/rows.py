@@ -19,7 +19,7 @@ from ..rewards.columns import GOLD_COLUMNS
 from ..runs.report.conversation import conversation
 from ..runs.report.read import name_of_given
 from . import table
-from .index import THREADS, lengths
+from .index import THREADS, lengths, was_truncated
 from .viewed import ViewedRun
 
 KINDS = {False: "rollouts", True: "evals"}
@@ -153,7 +153,8 @@ def row(
         "statuses": dict(cells.get("statuses") or ()), "extracted": cells.get("extracted"),
         "gold": gold(cells.get("columns")), "finish_reason": cells.get("finish_reason"),
         "rollout_status": cells.get("rollout_status"), "rollout_error": cells.get("rollout_error") or "",
-        "length": length, "advantage": _mean(cells.get("advantages"), cells.get("sampled")),
+        "truncated": was_truncated(cells), "length": length,
+        "advantage": _mean(cells.get("advantages"), cells.get("sampled")),
         "policy_version": cells.get("policy_version"), "ending": cells.get("ending"),
         "turns": len(cells.get("turns") or ()) or 1,
     }  # fmt: skip

@@ -107,7 +107,7 @@ export function Facts({ row }: { row: Row }) {
       <span class="muted">
         {row.length.toLocaleString("en-US")} tokens{row.turns > 1 ? ` in ${row.turns} turns` : ""}
         {row.ending ? ` · ${row.ending}` : ""}
-        {row.finish_reason && row.rollout_status !== "truncated" ? ` · ${row.finish_reason}` : ""}
+        {row.finish_reason && !row.truncated ? ` · ${row.finish_reason}` : ""}
       </span>
     </div>
   );
@@ -120,7 +120,7 @@ function direction(value: number): string {
 function troubles(row: Row): [name: string, help: string, tone: string][] {
   const all: [string, string, string][] = [];
   if (row.status !== "scored") all.push([row.status, STATUSES[row.status] ?? "", "warn"]);
-  if (row.rollout_status === "truncated") all.push(["truncated", "It reached max_tokens before its end", "warn"]);
+  if (row.truncated) all.push(["truncated", "It reached max_tokens before its end", "warn"]);
   if (row.rollout_status === "failed") all.push(["failed", row.rollout_error ?? "", "bad"]);
   if (!row.eval && row.trained_group === null) {
     all.push([

@@ -171,7 +171,7 @@ function Line({ page, row, find, range }: { page: Page; row: Row; find: string; 
           step {row.step} · group {row.group} #{row.sample} · {number(row.length)} tokens
         </span>
         {row.status !== "scored" && <span class="tag warn">{row.status}</span>}
-        {row.rollout_status === "truncated" && <span class="tag warn">truncated</span>}
+        {row.truncated && <span class="tag warn">truncated</span>}
         {row.extracted !== null && (
           <span class="line-answer">
             answer <Text text={row.extracted.slice(0, 60)} />
