@@ -11,6 +11,7 @@ import pytest
 from trew.config import Config, parse
 from trew.runs import RunFolder
 from trew.runs.compare import Choices
+from trew.runs.report import load_run
 from trew.runs.rollouts import schema
 from trew.types import Group, ScoredGroup
 from trew.view.about_values import ABOUT
@@ -220,6 +221,24 @@ def test_an_episode_that_is_out_of_turns_was_not_cut_off(tmp_path):
     assert [row["sample"] for row in get(page, "runs/x/rollouts", truncated=1)["rows"]] == [2]
     assert [row["sample"] for row in get(page, "runs/x/rollouts", truncated=0)["rows"]] == [0, 1]
     assert get(page, "runs/x/completion", step=1, group=0, sample=1)["row"]["truncated"] is False
+
+
+def test_findings_about_a_whole_run_are_those_of_its_report(tmp_path):
+    """Failures of an environment were missing, and a step with a norm that is not finite counted as one without any."""
+    failed = {"reward": None, "environment/failed": 1.0}
+    bad = {"grad_norm": float("nan"), "bad_steps": 1, "zero_signal_share": 0.0}
+    rows = {"failed": [failed, failed], "bad": [{"grad_norm": 0.0, "bad_steps": 0}, bad]}
+    for name, each in rows.items():
+        with RunFolder.open(tmp_path / name) as run:
+            run.write_config("steps = 2\n[objective]\npreset = 'grpo'\n[environment]\nname = 'guess'\n")
+            for step, row in enumerate(each, 1):
+                run.log({"step": step, **row})
+            run.write_summary({"steps": 2})
+    page = client(tmp_path)
+    shown = {name: get(page, f"runs/{name}/summary")["outcome"] for name in rows}
+    assert shown == {name: load_run(tmp_path / name).outcome for name in rows}
+    assert "100% of the episodes failed in their environment" in shown["failed"][0]
+    assert shown["bad"] == []
 
 
 def test_the_processes_of_a_run_are_shown(tmp_path):

@@ -12,6 +12,9 @@ from typing import Any
 from ..utils.metric_rows import is_evaluation
 from .health import Row, finite
 
+READ = ("grad_norm", "truncated_share", "reward", "zero_signal_share", "environment/failed")
+"""The columns that findings are made of."""
+
 
 def outcome(rows: Sequence[Row], table: Mapping[str, Any]) -> list[str]:
     """The final findings about a run; none if any step had a gradient, or if there was no step.

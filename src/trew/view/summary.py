@@ -7,14 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..diagnostics.health import ADVICE, HealthWarning, finite
-from ..diagnostics.outcome import outcome
+from ..diagnostics.outcome import READ, outcome
 from .curves import Curves
 from .memory import memory
 from .metrics import evaluations, losses
 from .viewed import ViewedRun, whole
-
-_OUTCOME = ("grad_norm", "truncated_share", "reward", "zero_signal_share")
-"""The columns that findings about a whole run are made of."""
 
 
 def summary(run: ViewedRun) -> dict[str, Any]:
@@ -23,7 +20,7 @@ def summary(run: ViewedRun) -> dict[str, Any]:
         curves, table = run.curves(), run.summary
         evals = evaluations(curves)
         lost = losses(curves)
-        findings = outcome(curves.rows(_OUTCOME), run.config) if table and run.kind == "policy" else []
+        findings = outcome(_rows(curves), run.config) if table and run.kind == "policy" else []
         return {
             # The summary first; while a run trains, its first and latest evaluation.
             "before": _measured(table, "accuracy_before") or (evals[0] if evals else None),
@@ -37,6 +34,16 @@ def summary(run: ViewedRun) -> dict[str, Any]:
             "cluster": _cluster(run, curves),
             "problems": [run.problem] if run.problem else [],
         }
+
+
+def _rows(curves: Curves) -> list[dict[str, Any]]:
+    """What findings about a whole run are made of."""
+    found = curves.rows((*READ, "bad_steps"))
+    for row in found:
+        # A norm that is not finite is missing in the columns, as that of a step without an update: it is another thing.
+        if row.get("bad_steps"):
+            row.setdefault("grad_norm", math.nan)
+    return found
 
 
 def _measured(table: Mapping[str, Any], name: str) -> dict[str, Any] | None:
