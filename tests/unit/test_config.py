@@ -232,3 +232,16 @@ def test_the_number_of_episodes_counts_only_what_an_environment_makes():
     assert refused(environment=few, data=ROWS) == ["environment.episodes"]
     assert refused(environment=few, data={"task": "gsm8k"}) == ["environment.episodes"]
     assert refused(environment=few, data=[{**ROWS, "name": "a"}]) == ["environment.episodes"]
+
+
+@pytest.mark.parametrize("key", ["model", "out", "rewards[0].name", "rollout.stop[0]", "data.args.system"])
+def test_what_config_toml_could_not_hold_is_refused(key):
+    """A path with bytes that are not UTF-8 ended the run with a traceback as its config.toml was written."""
+    bad = "a\udcff"
+    table = {"model": "m", "data": {"task": "gsm8k", "train": "x"}}
+    other = {
+        "model": {"model": bad}, "out": {"out": bad}, "rewards[0].name": {"rewards": [{"name": bad}]},
+        "rollout.stop[0]": {"rollout": {"stop": [bad]}},
+        "data.args.system": {"data": {**table["data"], "args": {"system": bad}}},
+    }  # fmt: skip
+    assert problems(table | other[key]) == [f"{key}: got {bad!r}, which is not UTF-8 text; rename that file or folder"]

@@ -156,6 +156,7 @@ def test_unusable_places_are_named_before_anything_is_made(tmp_path):
         (tmp_path / "file", "is a file"),
         (tmp_path / "file" / "run", "is a file"),
         (tmp_path / "missing" / "too" / "run", "does not exist; create it"),
+        (tmp_path / "a\udcff", "is not UTF-8 text"),
     ]:
         (problem,) = problems(folder)
         assert message in problem

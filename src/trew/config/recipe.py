@@ -10,12 +10,12 @@ import dataclasses
 import tomllib
 import types
 import typing
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import ConfigError, nearest
-from ..utils.toml import dump_table
+from ..utils.toml import dump_table, is_text
 from . import limits
 from .rules import validate
 from .schema import DEMONSTRATED, PAIRED, Assumed, Config, ObjectiveConfig
@@ -125,9 +125,22 @@ def parse(table: Mapping[str, Any], *, base: Path | None = None) -> Config:
     # Keys that could not be read have their defaults here, so that validation still finds every other problem.
     # A setting that could not be read has its problem already; the default in its place must not add another.
     problems += [p for p in validate(config) if p.partition(":")[0] not in {q.partition(":")[0] for q in problems}]
+    problems += _not_text(dataclasses.asdict(config), "")
     if problems:
         raise ConfigError(problems, config=config)
     return config
+
+
+def _not_text(value: Any, where: str) -> Iterator[str]:
+    """Every text that config.toml could not hold, such as a path with bytes that are not UTF-8."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _not_text(inner, f"{where}.{key}".lstrip("."))
+    elif isinstance(value, (list, tuple)):
+        for i, inner in enumerate(value):
+            yield from _not_text(inner, f"{where}[{i}]")
+    elif isinstance(value, str) and not is_text(value):
+        yield f"{where}: got {value!r}, which is not UTF-8 text; rename that file or folder"
 
 
 def _tasks(table: Mapping[str, Any]) -> set[Any]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from ..utils.toml import is_text
+
 LOCK = "run.lock"
 STUDY_LOCK = "study.lock"
 """In the folder of a study, whose runs lie below it."""
@@ -45,6 +47,8 @@ def problems(
         found.append("out: --resume continues a run and --overwrite deletes it; give one of them")
     if "\0" in os.fspath(folder):
         return [*found, f"out: got {os.fspath(folder)!r}, which contains a NUL character; choose another name"]
+    if not is_text(os.fspath(folder)):
+        return [*found, f"out: got {os.fspath(folder)!r}, which is not UTF-8 text; choose another name"]
     if not os.fspath(folder):
         return [*found, "out: got '', accepts the folder that the run writes to, for example 'runs/first'"]
     folder = Path(folder)

@@ -55,6 +55,15 @@ def toml_value(value: Any) -> str:
     raise TypeError(f"{type(value).__name__} has no TOML form: {value!r}")
 
 
+def is_text(value: str) -> bool:
+    """Whether TOML can hold it: a name of a file with bytes that are not UTF-8 has lone surrogates in their place.
+
+    >>> is_text("é"), is_text("\\udcff")
+    (True, False)
+    """
+    return not any("\ud800" <= ch <= "\udfff" for ch in value)
+
+
 def flatten(table: Any, where: str = "") -> dict[str, Any]:
     """
     >>> flatten({"a": {"b": 1}, "c": [{"d": 2}]})
