@@ -10,7 +10,9 @@ from compare_help import study, write
 from recipe_help import merged
 from trew.cli.main import main
 from trew.errors import ConfigError, DataError
+from trew.runs import RunFolder
 from trew.runs.compare import Choices, compare_runs, describe, to_json
+from trew.runs.compare.members import load_member
 
 LOW, HIGH = [4, 6, 5, 7, 3, 5, 6], [9, 12, 11, 13, 8, 10, 13]
 """Right answers of 20, by seed: the second is 5 to 7 above the first at every seed."""
@@ -337,3 +339,13 @@ def test_the_example_in_the_documentation_is_the_result_that_was_measured():
     for versus in result["comparisons"]:
         assert "{mean:+.3f} [{low:+.3f}, {high:+.3f}]  ".format(**versus["difference"]) in page
         assert f"{versus['detectable_difference']:.3f}" in page
+
+
+def test_a_run_that_was_evaluated_by_a_loss_is_refused_as_such(tmp_path):
+    """The message said that it has no evaluation, and to let it run."""
+    folder = tmp_path / "sft"
+    with RunFolder.open(folder) as run:
+        run.write_config('model = "lm"\nseed = 0\n[objective]\npreset = "sft"\n')
+        run.log({"step": 0, "eval_loss": 2.0, "eval_loss_low": 1.5, "eval_loss_high": 2.5, "eval_n": 4})
+    with pytest.raises(DataError, match=r"by the loss of its data \(trew sft\)"):
+        load_member(folder)

@@ -104,6 +104,11 @@ def load_member(folder: Path) -> Member:
             f"{folder}: nothing was judged in its evaluation after step {lost[0]}, so that its accuracy there is not "
             "known; repeat the run, or leave it out"
         )
+    if not evals and any("eval_loss" in row for row in data.rows):
+        raise DataError(
+            f"{folder}: was evaluated by the loss of its data (trew sft), and runs are compared by an accuracy; leave "
+            "it out, or measure its model by trew eval"
+        )
     if not evals:
         raise DataError(f"{folder}: has no evaluation in metrics.jsonl; let it run, or leave it out")
     settings = {k: v for k, v in table.items() if k not in ("seed", "out")}
