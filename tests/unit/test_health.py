@@ -189,3 +189,13 @@ def test_a_metric_or_a_setting_of_any_size_is_no_error(huge):
     tables = [{"rollout": {"max_tokens": huge}}, {"learner": {"max_grad_norm": huge}}, {"health": {"kl": huge}}]
     for table in tables:
         assert isinstance(findings(healthy(), table), list)
+
+
+@pytest.mark.parametrize("task", ["demonstrations", "pairs"])
+def test_rows_of_data_that_are_cut_as_asked_are_no_completions_that_reached_the_limit(task):
+    """The warning said to raise rollout.max_tokens, which a recipe of trew sft must not set."""
+    rows = [{"step": step, "truncated_share": 1.0} for step in range(1, 20)]
+    sampled = {"rollout": {"max_tokens": 256}}
+    for data in ({"task": task}, [{"task": task, "name": "a"}, {"task": task, "name": "b"}]):
+        assert findings(rows, {**sampled, "data": data}) == []
+    assert [f.rule for f in findings(rows, {**sampled, "data": {"task": "gsm8k"}})] == ["truncated"]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..config import HealthConfig
+from ..config import DEMONSTRATED, HealthConfig
 from ..utils.metric_rows import is_evaluation
 
 Row = Mapping[str, Any]
@@ -37,6 +37,7 @@ class Facts:
     stale_steps: int = 0
     staleness: int = 0
     dtype: str = "float32"
+    demonstrates: bool = False
 
     @staticmethod
     def of(table: Mapping[str, Any]) -> Facts:
@@ -64,7 +65,14 @@ class Facts:
             **known("cluster", {"staleness": default.staleness}),
             **known("learner", {"max_grad_norm": default.max_grad_norm}),
             dtype="bfloat16" if half else default.dtype,
+            demonstrates=_demonstrates(table.get("data")),
         )
+
+
+def _demonstrates(data: Any) -> bool:
+    """Whether the data say what to answer, so that nothing is sampled."""
+    sets = data if isinstance(data, list | tuple) else [data]
+    return any(isinstance(one, Mapping) and one.get("task") in DEMONSTRATED for one in sets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +185,8 @@ def zero_signal(h: History, f: Facts) -> str:
 
 def truncated(h: History, f: Facts) -> str:
     now = h.mean("truncated_share")
-    if now is None or now < f.health.truncated:
+    # Rows of data are cut where sft.overlong asks for it, and counted before the first step.
+    if now is None or now < f.health.truncated or f.demonstrates:
         return ""
     limit = f" of rollout.max_tokens = {f.max_tokens}" if f.max_tokens else ""
     return f"{now:.0%} of completions are cut off at the limit{limit}"
