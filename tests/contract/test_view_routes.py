@@ -241,6 +241,19 @@ def test_findings_about_a_whole_run_are_those_of_its_report(tmp_path):
     assert shown["bad"] == []
 
 
+def test_each_evaluation_has_its_own_number_of_prompts(tmp_path):
+    """That before training had the number of the one after it: prompts without a verdict are left out."""
+    ends = {"mean": 0.5, "low": 0.3, "high": 0.7}
+    with RunFolder.open(tmp_path / "x") as run:
+        run.write_config("steps = 1\n[objective]\npreset = 'grpo'\n")
+        run.log({"step": 1, "reward": 0.5})
+        run.write_summary(
+            {"n_eval": 16, "accuracy_before": ends, "accuracy_after": ends, "before": {"n": 14}, "after": {"n": 16}}
+        )
+    found = get(client(tmp_path), "runs/x/summary")
+    assert [found[when]["n"] for when in ("before", "after")] == [14, 16]
+
+
 def test_the_processes_of_a_run_are_shown(tmp_path):
     with RunFolder.open(tmp_path / "x") as run:
         run.write_config(

@@ -180,3 +180,22 @@ def turn(messages, text, **known):
 def episode(*turns, ending, error=""):
     status = "finished" if ending == "done" else "failed"
     return Group(Prompt("p", text="row"), (Rollout(turns, status, error, ending),))
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_evaluations_of_other_numbers_of_prompts_are_told_apart(tmp_path, finished):
+    """The accuracy before was said to be of as many prompts as the one after: without a verdict they do not count."""
+    whole = {"eval_accuracy": 0.5, "eval_low": 0.3, "eval_high": 0.7}
+    sets = {"eval_accuracy/a": 0.5, "eval_low/a": 0.2, "eval_high/a": 0.8}
+    ends = {"mean": 0.5, "low": 0.3, "high": 0.7}
+    with RunFolder.open(tmp_path / "x") as run:
+        run.write_config('model = "m"\nsteps = 1\n')
+        run.log({"step": 0, **whole, "eval_n": 14, **sets, "eval_n/a": 6})
+        run.log({"step": 1, **whole, "eval_n": 16, **sets, "eval_n/a": 8})
+        if finished:
+            run.write_summary(
+                {"n_eval": 16, "accuracy_before": ends, "accuracy_after": ends, "before": {"n": 14}, "after": {"n": 16}}
+            )
+    page = render_report([load_run(tmp_path / "x")])
+    assert "<td>x</td><td>14, then 16</td>" in page
+    assert "<td>x: a</td><td>6, then 8</td>" in page

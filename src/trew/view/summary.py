@@ -51,7 +51,10 @@ def _measured(table: Mapping[str, Any], name: str) -> dict[str, Any] | None:
     given = table.get(name)
     if not isinstance(given, Mapping) or finite(given.get("mean")) is None:
         return None
-    n = whole(finite(table.get("n_eval")))
+    # Of this evaluation: another one may have left out other prompts without a verdict.
+    own = table.get(name.partition("_")[2])
+    own = own if isinstance(own, Mapping) else {}
+    n = whole(finite(own.get("n", table.get("n_eval"))))
     return {
         name.partition("_")[0]: finite(given["mean"]),
         "low": finite(given.get("low")),

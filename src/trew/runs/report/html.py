@@ -210,10 +210,13 @@ def _result(name: str, run: RunData) -> dict[str, str]:
     first, last = (evals[0], evals[-1]) if evals else ({}, {})
     before = _interval(run.summary.get(f"{what}_before")) or _from_row(first, names)
     after = _interval(run.summary.get(f"{what}_after")) or _from_row(last if len(evals) > 1 else {}, names)
-    n = run.summary.get("n_eval") or last.get("eval_n")
+    counts = [_get(run.summary, when, "n") for when in ("before", "after")]
+    if None in counts:  # of a loss, or while it has no summary
+        counts = [row.get("eval_n") for row in (first, last)]
+    n = _counts(*counts, otherwise=run.summary.get("n_eval"))
     shown = _share if what == "accuracy" else _loss
     gain = _gain(before, after, points=what == "accuracy")
-    return {"name": name, "n": number(n), "before": shown(before), "after": shown(after), "gain": gain}
+    return {"name": name, "n": n, "before": shown(before), "after": shown(after), "gain": gain}
 
 
 def _set_results(name: str, run: RunData) -> list[dict[str, str]]:
@@ -226,10 +229,16 @@ def _set_results(name: str, run: RunData) -> list[dict[str, str]]:
         before = _from_row(evals[0], names)
         after = _from_row(evals[-1], names) if len(evals) > 1 else None
         found.append({
-            "name": f"{name}: {own}", "n": number(evals[-1].get(f"eval_n/{own}")), "before": _share(before),
-            "after": _share(after), "gain": _gain(before, after),
+            "name": f"{name}: {own}", "n": _counts(*(row.get(f"eval_n/{own}") for row in (evals[0], evals[-1]))),
+            "before": _share(before), "after": _share(after), "gain": _gain(before, after),
         })  # fmt: skip
     return found
+
+
+def _counts(before: Any, after: Any, *, otherwise: Any = None) -> str:
+    """How many prompts were judged: ``14, then 16`` where that is not the same before and after."""
+    after = otherwise if after is None else after
+    return number(after) if before in (None, after) else f"{number(before)}, then {number(after)}"
 
 
 def _gain(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None, *, points: bool = True) -> str:
