@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trew.cli.model_card import _source
 from trew.config import Config, DataConfig, RewardConfig, dumps, load, parse
 from trew.errors import ConfigError
 
@@ -245,3 +246,12 @@ def test_what_config_toml_could_not_hold_is_refused(key):
         "data.args.system": {"data": {**table["data"], "args": {"system": bad}}},
     }  # fmt: skip
     assert problems(table | other[key]) == [f"{key}: got {bad!r}, which is not UTF-8 text; rename that file or folder"]
+
+
+@pytest.mark.parametrize(("name", "task"), [("guess", "guess"), ("/home/ada/game.py:Game", "game.py:Game")])
+def test_the_task_of_an_environment_that_makes_its_own_problems_is_the_environment(name, task):
+    """Headline, summary, report and model card called it "prompts", after the default of a table that it lacks."""
+    config = parse({"model": "m", "environment": {"name": name}})
+    assert config.task == task
+    assert _source(config) == task
+    assert parse({"model": "m", "environment": {"name": name}, "data": {"task": "gsm8k", "train": "x"}}).task == "gsm8k"

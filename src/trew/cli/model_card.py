@@ -266,7 +266,9 @@ def _short(name: str) -> str:
 
 
 def _source(config: Config) -> str:
-    """The data, for people: of several sets, those that bring the rows of each."""
+    """The data, for people: of several sets, those that bring the rows of each; an environment that makes its own."""
+    if config.numbered:
+        return _short(config.environment.name)
     return " + ".join(dict.fromkeys(_short(one.train or one.task) for one in config.sets))
 
 

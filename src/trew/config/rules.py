@@ -213,7 +213,8 @@ def _no_demonstrations(c: Config) -> Iterator[str]:
     for name in changed(c.sft)[:1]:
         yield (
             f"sft.{name}: got {_value(c, f'sft.{name}')!r}, but [sft] is for demonstrations, and data.task is "
-            f"{c.task!r}; set data.task = 'demonstrations' (trew sft), or remove the table"
+            f"{' + '.join(dict.fromkeys(one.task for one in c.sets))!r}; set data.task = 'demonstrations' (trew sft), "
+            "or remove the table"
         )
 
 

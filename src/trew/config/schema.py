@@ -361,7 +361,9 @@ class Config:
 
     @property
     def task(self) -> str:
-        """The task of the data, for people: those of all sets."""
+        """The task of the data, for people: those of all sets, or the environment that makes its own problems."""
+        if self.numbered:
+            return self.environment.name.rpartition("/")[2]
         return " + ".join(dict.fromkeys(one.task for one in self.sets))
 
     @property
