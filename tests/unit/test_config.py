@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trew.cli.model_card import _source
+from trew.cli.model_card import _shared, _source
 from trew.config import Config, DataConfig, RewardConfig, dumps, load, parse
 from trew.errors import ConfigError
 
@@ -255,3 +255,8 @@ def test_the_task_of_an_environment_that_makes_its_own_problems_is_the_environme
     assert config.task == task
     assert _source(config) == task
     assert parse({"model": "m", "environment": {"name": name}, "data": {"task": "gsm8k", "train": "x"}}).task == "gsm8k"
+
+
+def test_a_model_card_has_no_folders_of_an_environments_file():
+    assert _shared({"name": "trl:/home/ada/game.py:Game"}) == {"name": "trl:game.py:Game"}
+    assert _shared({"endpoint": "http://10.0.0.1:8100"}) == {"endpoint": "http://10.0.0.1:8100"}

@@ -25,7 +25,8 @@ from .describe import describe
 ORIGIN = {DEFAULT_MODEL: ("HuggingFaceTB/SmolLM2-135M-Instruct", "apache-2.0")}
 """The hub's name and the licence of models that come from elsewhere."""
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-_PATH = re.compile(r"(?:~|/)[^\0]*")
+_PATH = re.compile(r"((?!\d)\w+:(?!//))?((?:~|/)[^\0]*)")
+"""An absolute path; a package may stand in front of it, as in trl:FILE.py:Class."""
 
 
 def card(config: Config, run: Path, step: int, *, name: str, base_folder: Path | None, license: str = "") -> str:
@@ -261,8 +262,11 @@ def _short(name: str) -> str:
 
     >>> _short("/home/ada/models/small"), _short("~/rewards.py:score"), _short("org/model")
     ('small', 'rewards.py:score', 'org/model')
+    >>> _short("trl:/home/ada/game.py:Game"), _short("http://10.0.0.1:8100")
+    ('trl:game.py:Game', 'http://10.0.0.1:8100')
     """
-    return (Path(name).name or name) if _PATH.fullmatch(name) else name
+    found = _PATH.fullmatch(name)
+    return name if found is None else f"{found[1] or ''}{Path(found[2]).name or found[2]}"
 
 
 def _source(config: Config) -> str:
