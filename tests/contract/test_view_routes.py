@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from urllib.parse import quote
 
@@ -11,13 +10,11 @@ import pytest
 from trew.config import Config, parse
 from trew.runs import RunFolder
 from trew.runs.compare import Choices
-from trew.runs.report import load_run
 from trew.runs.rollouts import schema
-from trew.types import Group, ScoredGroup
 from trew.view.about_values import ABOUT
 from trew.view.completion import GAPS, VALUES
 from trew.view.metric_help import HELP
-from view_help import client, episode, get, group, make_run, score, write_eval, write_step
+from view_help import client, episode, get, group, make_run, write_eval, write_step
 
 ROW = {
     "step", "eval", "group", "trained_group", "uid", "sample", "prompt", "completion", "score", "status", "parts",
@@ -204,54 +201,6 @@ def test_lists_have_what_was_said_in_episodes(tmp_path):
     assert not any("said" in row for row in others)
     assert "said" in get(page, "runs/x/groups", step=1)["groups"][0]["rows"][0]
     assert "said" in get(page, "runs/x/prompt", uid="talk")["visits"][0]["rows"][0]
-
-
-def test_an_episode_that_is_out_of_turns_was_not_cut_off(tmp_path):
-    """Its status is "truncated", too; the filter and the tag said that it had reached max_tokens."""
-    asked, (done,) = episode("out").group.prompt, episode("out").group.rollouts
-    out = dataclasses.replace(done, status="truncated", ending="turns")
-    cut = dataclasses.replace(
-        out, ending="length", turns=(done.turns[0], dataclasses.replace(done.turns[1], finish_reason="length"))
-    )
-    with RunFolder.open(tmp_path / "x") as run:
-        run.write_config("steps = 1\n[objective]\npreset = 'grpo'\n")
-        write_step(run, 1, ScoredGroup(Group(asked, (done, out, cut)), (score(0.5), score(0.5), score(0.0))))
-    page = client(tmp_path)
-    assert [row["truncated"] for row in get(page, "runs/x/rollouts")["rows"]] == [False, False, True]
-    assert [row["sample"] for row in get(page, "runs/x/rollouts", truncated=1)["rows"]] == [2]
-    assert [row["sample"] for row in get(page, "runs/x/rollouts", truncated=0)["rows"]] == [0, 1]
-    assert get(page, "runs/x/completion", step=1, group=0, sample=1)["row"]["truncated"] is False
-
-
-def test_findings_about_a_whole_run_are_those_of_its_report(tmp_path):
-    """Failures of an environment were missing, and a step with a norm that is not finite counted as one without any."""
-    failed = {"reward": None, "environment/failed": 1.0}
-    bad = {"grad_norm": float("nan"), "bad_steps": 1, "zero_signal_share": 0.0}
-    rows = {"failed": [failed, failed], "bad": [{"grad_norm": 0.0, "bad_steps": 0}, bad]}
-    for name, each in rows.items():
-        with RunFolder.open(tmp_path / name) as run:
-            run.write_config("steps = 2\n[objective]\npreset = 'grpo'\n[environment]\nname = 'guess'\n")
-            for step, row in enumerate(each, 1):
-                run.log({"step": step, **row})
-            run.write_summary({"steps": 2})
-    page = client(tmp_path)
-    shown = {name: get(page, f"runs/{name}/summary")["outcome"] for name in rows}
-    assert shown == {name: load_run(tmp_path / name).outcome for name in rows}
-    assert "100% of the episodes failed in their environment" in shown["failed"][0]
-    assert shown["bad"] == []
-
-
-def test_each_evaluation_has_its_own_number_of_prompts(tmp_path):
-    """That before training had the number of the one after it: prompts without a verdict are left out."""
-    ends = {"mean": 0.5, "low": 0.3, "high": 0.7}
-    with RunFolder.open(tmp_path / "x") as run:
-        run.write_config("steps = 1\n[objective]\npreset = 'grpo'\n")
-        run.log({"step": 1, "reward": 0.5})
-        run.write_summary(
-            {"n_eval": 16, "accuracy_before": ends, "accuracy_after": ends, "before": {"n": 14}, "after": {"n": 16}}
-        )
-    found = get(client(tmp_path), "runs/x/summary")
-    assert [found[when]["n"] for when in ("before", "after")] == [14, 16]
 
 
 def test_the_processes_of_a_run_are_shown(tmp_path):
