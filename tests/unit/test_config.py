@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trew.cli.model_card import _shared, _source
+from trew.cli.model_card import _reproduced, _shared, _source
 from trew.config import Config, DataConfig, RewardConfig, dumps, load, parse
 from trew.errors import ConfigError
 
@@ -260,3 +260,10 @@ def test_the_task_of_an_environment_that_makes_its_own_problems_is_the_environme
 def test_a_model_card_has_no_folders_of_an_environments_file():
     assert _shared({"name": "trl:/home/ada/game.py:Game"}) == {"name": "trl:game.py:Game"}
     assert _shared({"endpoint": "http://10.0.0.1:8100"}) == {"endpoint": "http://10.0.0.1:8100"}
+
+
+@pytest.mark.parametrize("own", [{"tools": ["/home/ada/search.py:find"]}, {"name": "/home/ada/game.py:Game"}, {}])
+def test_a_model_card_says_that_the_recipe_names_files_of_the_author(own):
+    """Of tools in files it did not."""
+    config = parse({"model": "m", "data": {"task": "gsm8k", "train": "x"}, "environment": own})
+    assert any("functions in files of the author's" in text for text in _reproduced(config, 1)) == bool(own)

@@ -226,7 +226,8 @@ def _reproduced(config: Config, step: int) -> Iterator[str]:
     yield fenced(dump_table(_shared(changed(config))), "toml")
     train = "sft" if config.demonstrates else "train"
     yield f"    trew {train} recipe.toml --out RUN\n    trew export model RUN --step {step} --out FOLDER"
-    if any(".py:" in r.name for r in config.rewards) or ".py:" in config.environment.name:
+    own = config.environment
+    if any(".py:" in name for name in (own.name, *own.tools, *(r.name for r in config.rewards))):
         yield "The recipe names functions in files of the author's, which are not part of this folder."
 
 
