@@ -1,4 +1,5 @@
-"""Requests to a server that accepts everything and answers nothing: none is forgotten, and nothing is printed."""
+"""Requests to a server that accepts everything and answers nothing: none is forgotten, and nothing is printed. And to
+one that closes connections that were idle."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import contextlib
 import logging
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from typing import Any
 import pytest
 
 from trew.rollout.vllm import traffic
-from trew.rollout.vllm.client import ServerHung
+from trew.rollout.vllm.client import REUSED_S, ServerHung
 from trew.rollout.vllm.endpoint import Endpoint
 from trew.rollout.vllm.traffic import Traffic
 
@@ -106,3 +108,44 @@ def test_other_errors_in_callbacks_are_still_printed(caplog):
         loop.call_soon(loop.stop)
         loop.run_forever()
     assert "no number" in caplog.text
+
+
+def answer_once(listening: socket.socket) -> None:
+    """Answers the first completions of each connection, and closes it at the second ones: as a server whose limit of
+    idle connections ends at the moment at which a request comes."""
+    with contextlib.suppress(OSError):
+        while True:
+            connection = listening.accept()[0]
+            # On another thread: the next connection may come while this one is idle.
+            threading.Thread(target=_one, args=(connection,), daemon=True).start()
+
+
+def _one(connection: socket.socket) -> None:
+    asked, received = 0, b""
+    with contextlib.closing(connection), contextlib.suppress(OSError):
+        while part := connection.recv(65536):
+            received += part
+            if received.endswith(b"{}") or (received.startswith(b"GET") and received.endswith(b"\r\n\r\n")):
+                asked += received.startswith(b"POST")
+                if asked > 1:
+                    return
+                received = b""
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+
+
+def test_a_connection_that_was_idle_is_not_used_again(tmp_path):
+    """A request over it would fail as if the server had died, and a run would restart a healthy server."""
+    assert REUSED_S < 5  # VLLM_HTTP_TIMEOUT_KEEP_ALIVE and uvicorn's default
+    endpoint = Endpoint("http://localhost", tmp_path / "s.sock")
+    carried = Traffic(hang_s=LIMIT_S)
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as listening:
+        listening.bind(str(endpoint.socket))
+        listening.listen()
+        threading.Thread(target=answer_once, args=(listening,), daemon=True).start()
+        carried.send("first", endpoint, {})
+        assert carried.answers.get(timeout=LIMIT_S) == ("first", {})
+        # Behind the last look at its counters.
+        time.sleep(traffic.LOOK_S + REUSED_S + 0.2)
+        carried.send("after a step of the learner", endpoint, {})
+        assert carried.answers.get(timeout=LIMIT_S) == ("after a step of the learner", {})
+        carried.stop()

@@ -17,6 +17,9 @@ from .endpoint import Endpoint
 
 CONNECT_S = 10.0
 """Limit of connecting: a running server accepts at once, however busy it is."""
+REUSED_S = 2.0
+"""Limit of an idle connection's reuse: vLLM closes it after 5 seconds, and a request that is sent at that moment would
+fail as if the server had died."""
 GATEWAY = (502, 504)
 """Statuses of a proxy whose server does not answer; vLLM itself never sends them."""
 SHOWN = 300

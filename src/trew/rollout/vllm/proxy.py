@@ -15,7 +15,7 @@ from urllib.parse import parse_qs
 import httpx2
 
 from ...utils.listening import Receive, Scope, Send, answer
-from .client import CONNECT_S, headers, wire
+from .client import CONNECT_S, REUSED_S, headers, wire
 from .keeper import Keeper
 from .remote import RENEW, STATE
 from .traffic import GENERATE, report_unless_late
@@ -41,7 +41,6 @@ ROUTES = {
 MOST_BYTES = 64 << 20
 """Of a request's body: prompts are token ids, at most a few megabytes."""
 _PASSED = (b"content-type", b"content-length")
-_REUSED_S = 2.0  # less than vLLM keeps idle connections
 
 
 class _TooLarge(Exception):
@@ -135,7 +134,7 @@ class Proxy:
         if number not in self._clients:
             asyncio.get_running_loop().set_exception_handler(report_unless_late)
             endpoint = self.keeper.servers.endpoints[number]
-            every = httpx2.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=_REUSED_S)
+            every = httpx2.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=REUSED_S)
             self._clients[number] = httpx2.AsyncClient(
                 transport=httpx2.AsyncHTTPTransport(**wire(endpoint), limits=every),
                 headers={**headers(endpoint), "Accept-Encoding": "identity"},  # what comes is passed on as it is

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx2
 
-from .client import CONNECT_S, ServerHung, answer, failure, headers, wire
+from .client import CONNECT_S, REUSED_S, ServerHung, answer, failure, headers, wire
 from .endpoint import Endpoint
 
 GENERATE = "/inference/v1/generate"
@@ -116,7 +116,7 @@ class _Line:
 
     def __init__(self, endpoint: Endpoint, traffic: Traffic) -> None:
         self.endpoint, self.traffic = endpoint, traffic
-        every = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
+        every = httpx2.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=REUSED_S)
         self.client = httpx2.AsyncClient(
             transport=httpx2.AsyncHTTPTransport(**wire(endpoint), limits=every), headers=headers(endpoint),
             trust_env=False,
