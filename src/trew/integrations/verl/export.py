@@ -208,25 +208,29 @@ def _objective(config: Config, lost: list[str]) -> tuple[dict[str, str], dict[st
     keys = {f"{ACTOR}policy_loss.loss_mode": called, "algorithm.adv_estimator": estimator.replace("trew", called)}
     # "<...>" stands for a number that only a recipe has: see offered._of_loss.
     keys |= {k: str(config.rollout.max_tokens) if v.startswith("<") else v for k, v in found.settings}
-    if objective.keep and _METRIC not in keys:
+    if estimator == "gdpo":
+        keys |= _gdpo(config, elsewhere, lost)
+    if _METRIC in keys:
+        keys[_METRIC] = _compared(config, objective, punished=bool(elsewhere.get("overlong_cache")))
+    elif objective.keep:
         lost.append(
             f"groups without signal stay: verl's old trainer, which its estimator {estimator} needs, has no filter"
         )
-    if isinstance(objective.advantage, PassAtK | CorrectOnly) and (
-        config.eval.correct_reward or len(_parts(config)) > 1
-    ):
+    decided = config.eval.correct_reward or len(_parts(config)) > 1
+    if decided and isinstance(objective.advantage, PassAtK | CorrectOnly):
         lost.append("which answers are correct: verl hands an estimator the sum of all rewards, and above 0 is correct")
-    if estimator == "gdpo" and (cache := elsewhere.pop("overlong_cache", 0)):
+    keys |= _elsewhere(config, elsewhere, lost)
+    return keys, {"TREW_VERL": json.dumps({called: {"preset": name, **args}})} if args else {}
+
+
+def _gdpo(config: Config, own: dict[str, Any], lost: list[str]) -> dict[str, str]:
+    """Returns the keys of verl's gdpo, and takes out of ``own`` what it does not read."""
+    if cache := own.pop("overlong_cache", 0):
         lost.append(
             f"objective.overlong_cache = {cache}: verl's gdpo reads each reward, and the penalty is in their sum"
         )
-    if _METRIC in keys:
-        keys[_METRIC] = _compared(config, objective, punished=bool(elsewhere.get("overlong_cache")))
-    keys |= _elsewhere(config, elsewhere, lost)
-    if estimator == "gdpo":
-        keys |= {"+algorithm.gdpo_reward_keys": hydra(_parts(config)),
-                 "+algorithm.gdpo_reward_weights": hydra([r.weight for r in _rewards(config)])}  # fmt: skip
-    return keys, {"TREW_VERL": json.dumps({called: {"preset": name, **args}})} if args else {}
+    return {"+algorithm.gdpo_reward_keys": hydra(_parts(config)),
+            "+algorithm.gdpo_reward_weights": hydra([r.weight for r in _rewards(config)])}  # fmt: skip
 
 
 def _compared(config: Config, objective: Objective, *, punished: bool) -> str:

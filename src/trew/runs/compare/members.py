@@ -95,8 +95,14 @@ def load_member(folder: Path) -> Member:
         raise DataError(f"{folder}: config.toml does not tell its settings ({why}); put a backup of it there")
     if "objective.preset" not in table:
         raise DataError(f"{folder}: is not a run of trew train (its config.toml has no objective); leave it out")
+    settings = {k: v for k, v in table.items() if k not in ("seed", "out")}
+    return Member(data, seed, settings, _evaluations(folder, data.rows))
+
+
+def _evaluations(folder: Path, rows: Sequence[Mapping[str, Any]]) -> tuple[tuple[int, float], ...]:
+    """(step, accuracy) of each evaluation. Raises DataError where they are missing or judged nothing."""
     # By step: a resumed run may have repeated an evaluation, and the later one counts.
-    found = {row["step"]: row["eval_accuracy"] for row in data.rows if "eval_accuracy" in row}
+    found = {row["step"]: row["eval_accuracy"] for row in rows if "eval_accuracy" in row}
     evals = {step: accuracy for step, accuracy in found.items() if accuracy is not None}
     # Left out, an earlier evaluation would stand for one of these, and its weights for the later ones.
     if lost := [step for step in found if step and step not in evals]:
@@ -104,15 +110,14 @@ def load_member(folder: Path) -> Member:
             f"{folder}: nothing was judged in its evaluation after step {lost[0]}, so that its accuracy there is not "
             "known; repeat the run, or leave it out"
         )
-    if not evals and any("eval_loss" in row for row in data.rows):
+    if not evals and any("eval_loss" in row for row in rows):
         raise DataError(
             f"{folder}: was evaluated by the loss of its data (trew sft), and runs are compared by an accuracy; leave "
             "it out, or measure its model by trew eval"
         )
     if not evals:
         raise DataError(f"{folder}: has no evaluation in metrics.jsonl; let it run, or leave it out")
-    settings = {k: v for k, v in table.items() if k not in ("seed", "out")}
-    return Member(data, seed, settings, tuple(sorted(evals.items())))
+    return tuple(sorted(evals.items()))
 
 
 def _judges(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
