@@ -186,10 +186,11 @@ def test_silent_samples_take_part_in_a_rule_that_looks_across_sequences(budget):
 
 
 @pytest.mark.parametrize("budget", [4096, 20, 1])
-def test_metrics_that_do_not_add_up_are_of_all_samples_that_were_run(budget):
+@pytest.mark.parametrize("name", ["grpo", "vespo"])  # vespo: the correction is in the ratio, and counts once in ess
+def test_metrics_that_do_not_add_up_are_of_all_samples_that_were_run(name, budget):
     shape = [(6, (4, 3)), (5, (5, 2)), (4, (3, 3))]
     net, items = help.model(), help.samples(shape)
-    objective = preset("grpo", beta=0.0, correction="tis")
+    objective = preset(name, beta=0.0, correction="tis")
     data = objective.prepare(help.batch(
         items, rewards=torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 1.0]), old_logprobs=help.near(net, items),
         rollout_logprobs=help.near(net, items, seed=3),
@@ -198,8 +199,8 @@ def test_metrics_that_do_not_add_up_are_of_all_samples_that_were_run(budget):
     want = objective.loss(data.replace(logprobs=logprobs).select(torch.tensor([0, 1, 4, 5]))).metrics
     out = help.learner(net, objective, microbatch_tokens=budget).step(items, data)
     assert {"ess", "ratio_q01", "ratio_q50", "ratio_q99", "correction", "correction_zero_share"} <= want.keys()
-    for name, value in want.items():
-        assert out.metrics[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
+    for metric, value in want.items():
+        assert out.metrics[metric] == pytest.approx(value, rel=1e-4, abs=1e-5), metric
 
 
 @pytest.mark.parametrize("budget", [4096, 1])
