@@ -32,6 +32,9 @@ def problems(**cluster):
         ({"rollout": "vllm", "endpoints": []}, "cluster.rollout: got 'vllm' without servers"),
         ({"rollout": "embedded", "servers": 2}, "cluster.servers: got 2 with cluster.rollout = 'embedded'"),
         ({"rollout": "embedded", "servers": 0, "sync": "files"}, "cluster.sync: got 'files' with"),
+        ({"rollout": "embedded", "servers": 0, "server_gpus": 2}, "cluster.server_gpus: got 2 with cluster.rollout"),
+        ({"rollout": "embedded", "servers": 0, "sync_timeout_s": 9.0}, "cluster.sync_timeout_s: got 9.0 with cluster."),
+        ({"rollout": "embedded", "servers": 0, "request_timeout_s": 9.0}, "cluster.request_timeout_s: got 9.0 with"),
         ({"sync": "mpi"}, "cluster.sync: got 'mpi', accepts 'auto', 'files', 'nccl', 'ipc'"),
         (
             {"sync": "ipc", "endpoints": ["http://127.0.0.1:8000", "http://10.0.0.1:8000"]},
@@ -55,6 +58,13 @@ def test_a_wrong_value_is_named(cluster, said):
     found = problems(**cluster)
     assert len(found) == 1
     assert found[0].startswith(said)
+
+
+def test_a_teacher_s_server_and_a_replay_have_a_limit_of_waiting_too():
+    cluster = {"request_timeout_s": 9.0}
+    assert parse({**BASE, "cluster": cluster, "rollout": {"replay": "runs/one"}}).cluster.request_timeout_s == 9
+    taught = {"objective": {"preset": "opd"}, "teacher": {"endpoint": "unix:/t"}}
+    assert parse({**BASE, "cluster": cluster, **taught}).cluster.request_timeout_s == 9
 
 
 def test_all_problems_are_told_at_once():

@@ -40,19 +40,22 @@ RESERVED = {
 """Options of vLLM that cluster.server_args cannot set, and why."""
 
 
-OF_SERVERS = ("servers", "colocate", "endpoints", "sync", "python", "server_args", "staleness")
+OF_SERVERS = (
+    "servers", "server_gpus", "colocate", "endpoints", "sync", "python", "server_args", "staleness", "sync_timeout_s",
+)  # fmt: skip
 """Keys that do nothing without servers."""
 
 
-def problems(cluster: ClusterConfig) -> Iterator[str]:
-    """Yields every problem with the settings of servers, one line each."""
+def problems(cluster: ClusterConfig, *, asks_others: bool = False) -> Iterator[str]:
+    """Yields every problem with the settings of servers, one line each; ``asks_others``: a run without servers of its
+    own may ask one, such as a teacher's."""
     for key, least in (("servers", 0), ("server_gpus", 1), ("staleness", 0)):
         if (got := getattr(cluster, key)) < least:
             yield f"cluster.{key}: got {got}, accepts a whole number of at least {least}"
     for key in ("request_timeout_s", "sync_timeout_s"):
         if not 0 < (got := getattr(cluster, key)) < math.inf:
             yield f"cluster.{key}: got {got!r}, accepts a number of seconds above 0"
-    yield from _engine(cluster)
+    yield from _engine(cluster, asks_others=asks_others)
     yield from _asynchronous(cluster)
     yield from _route(cluster)
     yield from _endpoints(cluster)
@@ -62,7 +65,7 @@ def problems(cluster: ClusterConfig) -> Iterator[str]:
         yield from _server_arg(str(name), value)
 
 
-def _engine(cluster: ClusterConfig) -> Iterator[str]:
+def _engine(cluster: ClusterConfig, *, asks_others: bool) -> Iterator[str]:
     there = cluster.servers != 0 or bool(cluster.endpoints)
     if cluster.rollout == "vllm" and not there:
         yield (
@@ -71,7 +74,7 @@ def _engine(cluster: ClusterConfig) -> Iterator[str]:
         )
     if cluster.rollout == "embedded":
         defaults = ClusterConfig()
-        for key in OF_SERVERS:
+        for key in (*OF_SERVERS, *(() if asks_others else ("request_timeout_s",))):
             if (got := getattr(cluster, key)) != getattr(defaults, key):
                 yield f"cluster.{key}: got {got!r} with cluster.rollout = 'embedded'; set cluster.rollout = 'vllm'"
 
