@@ -17,7 +17,7 @@ from trew.study.analysis import FIGURES, equal_budget, jointly, regimes, spreads
 from trew.study.choice import choose
 from trew.study.design import Cell
 from trew.study.history import History
-from trew.study.pictures import _profiles, draw
+from trew.study.pictures import _profiles, _series, draw
 from trew.study.report import describe, page, write_report
 from trew.study.results import assemble, text
 from trew.study.rows import final_of
@@ -349,3 +349,33 @@ def test_profiles_are_of_the_final_accuracy_over_the_range_of_all_algorithms(tmp
     assert (clip.x[0], clip.x[-1]) == (other.x[0], other.x[-1]) == pytest.approx((0.3, 0.9))
     for series, finals in ((clip, (0.5, 0.7)), (other, (0.3, 0.9))):
         assert list(series.y) == [np.mean([final > at + 1e-9 for final in finals]) for at in series.x]
+
+
+def test_means_of_a_study_that_is_not_whole_are_of_the_same_tasks(tmp_path):
+    """``clip`` and ``other`` are equal in both tasks, of which one is easy; ``clip`` has more runs of that one."""
+    design = study(tmp_path, tasks={"sums": {}, "easy": {}})
+    noise = {1: -0.01, 2: 0.0, 3: 0.01}
+    runs = {
+        ("clip", "sums"): (1, 2, 3),
+        ("clip", "easy"): (1, 2, 3),
+        ("other", "sums"): (1, 2, 3),
+        ("other", "easy"): (),
+    }
+    for whole in (False, True):
+        runs |= {("other", "easy"): (1, 2, 3) if whole else ()}
+        rows = [row(name, seed, (0.9 if task == "easy" else 0.4) + noise[seed], task=task)
+                for (name, task), seeds in runs.items() for seed in seeds]  # fmt: skip
+        found = assemble(design, {}, dict.fromkeys(design.cells, 0.01), rows, History.read(tmp_path))
+        (regime,) = regimes(found)
+        curves = {name: _series(name, of) for name, of in regime.shared().items()}
+        assert curves["clip"].y == curves["other"].y
+        assert curves["clip"].y[-1] == pytest.approx(0.65 if whole else 0.4)
+        # Of runs that are 0.01 apart: how far apart tasks are has no part in it.
+        low, high = curves["clip"].low, curves["clip"].high
+        assert low is not None
+        assert high is not None
+        assert 0.01 < high[-1] - low[-1] < 0.06
+        reached = {name: regime.reached(name) for name in ("clip", "other")}
+        assert reached["clip"] == reached["other"]
+        part = " of the tasks and seeds that all algorithms have"
+        assert any(line == f"How the runs went, means over runs{'' if whole else part}:" for line in page(found))

@@ -79,6 +79,14 @@ class Regime:
         """The mean accuracy before training."""
         return float(np.mean([row.accuracy[0] for rows in self.rows.values() for row in rows]))
 
+    def shared(self) -> dict[str, Sequence[Row]]:
+        """The runs of tasks and seeds that every algorithm has, by algorithm; all runs while there are none.
+
+        While a study is not whole, algorithms have runs of different tasks, and their means would differ by these.
+        """
+        common = set.intersection(*({(row.task, row.seed) for row in of} for of in self.rows.values()))
+        return {name: [row for row in of if (row.task, row.seed) in common] or of for name, of in self.rows.items()}
+
     def alike(self) -> list[list[str]]:
         """Groups of algorithms with the same seeds, and for each seed the same curve and the same tokens."""
         found: dict[Any, list[str]] = {}
@@ -93,13 +101,14 @@ class Regime:
         Gains are from the run's own start, as each seed may have problems of its own. A run that never gets there
         counts with all of its completions (a restricted mean).
         """
-        gains = {task: self._best_gain(task) for task in {row.task for row in self.rows[algorithm]}}
-        return [float(np.mean([_reach(row, row.accuracy[0] + share * gains[row.task]) for row in self.rows[algorithm]]))
+        rows = self.shared()[algorithm]
+        gains = {task: self._best_gain(task) for task in {row.task for row in rows}}
+        return [float(np.mean([_reach(row, row.accuracy[0] + share * gains[row.task]) for row in rows]))
                 for share in REACHED]  # fmt: skip
 
     def _best_gain(self, task: str) -> float:
         # An algorithm without a run of the task has no mean there.
-        of = [found for rows in self.rows.values() if (found := [row for row in rows if row.task == task])]
+        of = [found for rows in self.shared().values() if (found := [row for row in rows if row.task == task])]
         return float(max(np.mean([row.final - row.accuracy[0] for row in rows]) for rows in of))
 
 

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..eval.comparison import Comparison
-from ..eval.seeds import performance_profile
-from ..eval.statistics import mean_interval
+from ..eval.seeds import mean_over_seeds, performance_profile
 from ..runs.report import Series, line_chart
 from ..runs.report.forest import ForestRow, forest, forests
 from ..runs.report.shades import ShadedRow, shades
@@ -110,7 +109,8 @@ def _tuning(found: Mapping[str, Any], cells: Mapping[Cell, Tuned]) -> str:
 
 def _curves(found: Mapping[str, Any], regime: Regime, algorithms: Sequence[str]) -> str:
     """Curves over steps, and beside them the distribution of where the runs ended."""
-    curves = [_series(name, regime.rows[name]) for name in algorithms]
+    shared = regime.shared()
+    curves = [_series(name, shared[name]) for name in algorithms]
     profiles = _profiles(regime, algorithms)
     charts = [
         line_chart(
@@ -131,7 +131,7 @@ def _curves(found: Mapping[str, Any], regime: Regime, algorithms: Sequence[str])
 def _range(regime: Regime) -> tuple[float, float]:
     """Where the curves of the regime's algorithms lie, to the next 0.05: the same for all of its pictures. From 0 to 1
     the algorithms of most studies would be one line."""
-    every = [_series(name, rows) for name, rows in regime.rows.items()]
+    every = [_series(name, rows) for name, rows in regime.shared().items()]
     ends = [float(v) for s in every for at in (s.y, s.low, s.high) for v in at or () if v is not None]
     known = [v for v in ends if math.isfinite(v)]
     low = min(0.95, max(0.0, math.floor(20 * min(known)) / 20))
@@ -145,21 +145,30 @@ def _unnamed(series: Sequence[Series]) -> list[Series]:
 
 def _profiles(regime: Regime, algorithms: Sequence[str]) -> list[Series]:
     """Performance profiles over the range in which the regime's runs ended, the same for all of its pictures."""
-    finals = [row.final for rows in regime.rows.values() for row in rows]
+    shared = regime.shared()
+    finals = [row.final for rows in shared.values() for row in rows]
     at = [float(x) for x in np.linspace(min(finals), max(finals), _THRESHOLDS)]
     found = []
     for name in algorithms:
-        by_task: dict[str, list[float]] = {}
-        for row in regime.rows[name]:
-            by_task.setdefault(row.task, []).append(row.final)
-        shares = performance_profile(list(by_task.values()), at)
+        shares = performance_profile([[row.final for row in rows] for rows in _by_task(shared[name])], at)
         found.append(Series("", at, [s.mean for s in shares], [s.low for s in shares], [s.high for s in shares]))
     return found
 
 
 def _series(name: str, rows: Sequence[Row]) -> Series:
-    """The mean over runs at each step at which all of them were evaluated or have ended."""
+    """The mean over runs, and over tasks, at each step at which all of them were evaluated or have ended."""
     steps = max((row.steps for row in rows), key=len)
-    values = [[row.accuracy[min(i, len(row.accuracy) - 1)] for row in rows] for i in range(len(steps))]
-    intervals = [mean_interval(at) for at in values]
+    tasks = _by_task(rows)
+    intervals = [
+        mean_over_seeds([[row.accuracy[min(i, len(row.accuracy) - 1)] for row in of] for of in tasks])
+        for i in range(len(steps))
+    ]
     return Series(name, steps, [i.mean for i in intervals], [i.low for i in intervals], [i.high for i in intervals])
+
+
+def _by_task(rows: Sequence[Row]) -> list[list[Row]]:
+    """Tasks apart: how much they differ is no uncertainty of a mean."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row.task, []).append(row)
+    return list(found.values())

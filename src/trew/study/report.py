@@ -136,7 +136,8 @@ def _regime(found: Mapping[str, Any], regime: Regime, images: str) -> Iterator[s
             f"The same curves, to the last bit, for every seed: {', '.join(f'`{name}`' for name in names)}.",
             "",
         ]
-    yield from ["How the runs went, means over runs:", "", *markdown(_conduct_table(regime)), ""]
+    part = " of the tasks and seeds that all algorithms have" if regime.shared() != regime.rows else ""
+    yield from [f"How the runs went, means over runs{part}:", "", *markdown(_conduct_table(regime)), ""]
     for name in pictures.curve_names(found, regime):
         yield from [f"![Held-out accuracy in {regime.name}]({images}{name})", ""]
 
@@ -235,7 +236,7 @@ def _conduct_table(regime: Regime) -> Table:
     head = ["algorithm", *reached, "entropy, end / start", "largest KL of a step", "clipped", "cut off", "no signal",
             "tokens", "updates"]  # fmt: skip
     rows = []
-    for name, of in regime.rows.items():
+    for name, of in regime.shared().items():
         # None at the end, or 0 at the start, has no ratio.
         ratios = [row.entropy[1] / row.entropy[0] for row in of if row.entropy[0] and row.entropy[1] is not None]
         means = [
