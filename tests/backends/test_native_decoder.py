@@ -96,6 +96,7 @@ def _counted(function: Any, calls: list) -> Any:
         ("llama", {"head_dim": 256, "attention_bias": True, "mlp_bias": True}),
         ("qwen2", {"head_dim": 32, "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}),
         ("gemma2", {"sliding_window": PAGE + 7}),
+        ("llama", {"sliding_window": 9}),  # which Llama's code does not read
     ],
 )
 def test_shapes(kind, overrides):

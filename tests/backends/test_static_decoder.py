@@ -46,6 +46,7 @@ def test_tokens_are_the_same_and_log_probs_within_rounding(kind, batch, monkeypa
         ("llama", {"tie_word_embeddings": True}),
         ("qwen2", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}),
         ("gemma2", {"sliding_window": 50}),
+        ("llama", {"sliding_window": 9}),  # which Llama's code does not read
     ],
 )
 def test_shapes(kind, overrides):

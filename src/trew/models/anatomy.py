@@ -240,10 +240,11 @@ def _layer(layer: Any, number: int, config: Any, inner: Any) -> Layer:
     sandwiched = hasattr(layer, "pre_feedforward_layernorm")
     kinds = getattr(config, "layer_types", None)
     kind = kinds[number] if kinds else "full_attention"
-    # Some classes keep the window per layer, others (Mistral) in the configuration, where it holds for all layers.
-    window = getattr(attention, "sliding_window", getattr(config, "sliding_window", None))
-    if kinds and kind != "sliding_attention":
-        window = None
+    # Most classes with a window keep it per layer. Mistral reads it from the configuration, for all layers; Llama and
+    # Gemma have none, whatever their configuration says of one.
+    window = getattr(attention, "sliding_window", None)
+    if type(attention).__name__ == "MistralAttention":
+        window = config.sliding_window
     rope = kind if _by_layer_type(inner) else "all"
     return Layer(
         attention_norm=_norm(layer.input_layernorm),
