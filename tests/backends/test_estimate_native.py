@@ -10,7 +10,7 @@ import torch
 
 import learner_help as help
 import tiers
-from test_estimate import WIDE, config, made, saved
+from test_estimate import WIDE, config, made, saved, with_critic
 from trew.backends.cpu import build, training
 from trew.backends.cpu import runner as forward
 from trew.backends.cpu.decoder import CompiledDecoder
@@ -64,6 +64,19 @@ def test_micro_batches_are_those_of_all_layers_and_not_of_the_copy(tmp_path, mon
         assert (made(c).load.passes, made(c).load.tokens) == (len(real.packs), real.largest.input_ids.size)
         found[size] = len(real.packs)
     assert found[1 << 17] > found[1 << 20]
+
+
+@native
+def test_a_critics_own_forward_counts_beside_the_memory_of_the_kernels(tmp_path):
+    """They run the policy alone; and a process keeps what the critic's pass took while it generates."""
+    c = config(saved(tmp_path, **WIDE), rollout={"prompts": 8, "completions": 8, "max_tokens": 60})
+    alone, taught = made(c), with_critic(c)
+    assert alone.load.body is None
+    passing = taught.memory.parts["training"]["critic pass"]
+    assert passing > taught.load.critic.activations > taught.memory.parts["training"]["activations"]
+    for phase in ("generating", "training"):
+        extra = taught.memory.total(phase) - alone.memory.total(phase)
+        assert extra > 12 * taught.load.critic.weights + taught.load.critic.activations
 
 
 @native

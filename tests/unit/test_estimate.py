@@ -20,7 +20,7 @@ import tiny
 import trew
 from trew import estimate
 from trew.cli.main import main
-from trew.config import Config, LearnerConfig, LoraConfig, RolloutConfig, TeacherConfig, parse
+from trew.config import Config, CriticConfig, LearnerConfig, LoraConfig, RolloutConfig, TeacherConfig, parse
 from trew.estimate import advice, passes, times
 from trew.estimate import run as estimating
 from trew.estimate.memory import WHOLE_STEP, coefficients, optimizer, weights
@@ -28,6 +28,8 @@ from trew.estimate.sizes import sizes_of
 from trew.estimate.storages import StorageCount
 from trew.estimate.times import Rates
 from trew.learner import Learner
+from trew.learner.runner import RunnerSettings
+from trew.learner.value_runner import ValueRunner, with_value_head
 from trew.models import loading, lora
 from trew.objective import preset, presets
 from trew.training import frozen
@@ -313,14 +315,50 @@ def test_phases_add_up_and_knobs_turn_the_right_way(tmp_path):
     assert any("lora.rank = 16" in str(k) for k in turns)
 
 
+def with_critic(c: Config) -> estimate.Estimate:
+    return estimate.estimate(c, machine=MACHINE, objective=preset("ppo"), prompt=12, rates=RATES)
+
+
 def test_a_critic_is_a_second_model_that_is_trained(tmp_path):
     c = config(saved(tmp_path))
-    alone = made(c)
-    with_critic = estimate.estimate(c, machine=MACHINE, objective=preset("ppo"), prompt=12, rates=RATES)
-    net = loading.load_model(c.model)
-    extra = with_critic.memory.total("training") - alone.memory.total("training")
-    assert extra == 3 * sum(p.numel() * p.element_size() for p in net.parameters())
-    assert with_critic.seconds["training"] == pytest.approx(2 * alone.seconds["training"])
+    alone, taught, s = made(c), with_critic(c), sizes_of(c)
+    count = s.weights - (0 if s.tied else s.head) + s.hidden  # a single output in the place of the head
+    assert {phase["critic"] for phase in taught.memory.parts.values()} == {12 * count}
+    assert taught.memory.parts["training"]["gradients"] == max(4 * count, 4 * s.weights)
+    assert taught.memory.total("training") - alone.memory.total("training") >= 12 * count
+    assert taught.seconds["training"] == pytest.approx(2 * alone.seconds["training"])
+
+
+@pytest.mark.parametrize("budget", [20_000, 64])
+def test_a_critics_pass_takes_what_torch_allocates(budget, tmp_path):
+    c = config(saved(tmp_path, num_hidden_layers=6, **WIDE), microbatch_tokens=budget)
+    found = passes.critic(c, sizes_of(c), prompt=12, device="cpu")
+    net = with_value_head(loading.load_model(c.model), std=1.0)
+    runner = ValueRunner(net, RunnerSettings(budget=budget))
+    runner.verified = True
+    ids = np.arange(12)
+    items = [TrainingSample(ids, ids[:10], group=i) for i in range(c.rollout.prompts) for _ in range(4)]
+    packs = runner.packs(items)
+    assert (len(packs) == 1) == (budget == 20_000)
+    if len(packs) > 1:
+        for p in net.parameters():
+            p.grad = torch.zeros_like(p)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        runner.accumulate(max(packs, key=lambda p: p.input_ids.size), lambda part, v, _: (torch.ones_like(v), None))
+    events = sorted(profile.profiler.kineto_results.events(), key=lambda event: event.start_ns())
+    took = max(itertools.accumulate(event.nbytes() for event in events if event.name() == "[memory]"))
+    made_here = 4 * found.weights if len(packs) == 1 else 0
+    assert found.activations + made_here == pytest.approx(took, rel=0.05)
+
+
+def test_a_critic_of_another_model_counts_by_its_own_size(tmp_path):
+    larger = saved(tmp_path / "b", num_hidden_layers=4)
+    c = config(saved(tmp_path / "a"))
+    own, other = with_critic(c), with_critic(dataclasses.replace(c, critic=CriticConfig(model=larger)))
+    more = sizes_of(dataclasses.replace(c, model=larger)).weights - own.sizes.weights
+    assert other.memory.parts["training"]["critic"] - own.memory.parts["training"]["critic"] == 12 * more
+    assert other.memory.total("training") - own.memory.total("training") > 12 * more
+    assert other.seconds["training"] > own.seconds["training"]
 
 
 def test_a_run_that_does_not_fit_is_told_what_to_turn(tmp_path):

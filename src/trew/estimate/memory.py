@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from ..config import Config
 from ..learner.fused_head import BLOCK, at_once
 from ..models.planning import Planning
-from .passes import BytesByDepth, Pass, Static
+from .passes import BytesByDepth, CriticLoad, Pass, Static
 from .sizes import FOUR_BIT, Sizes
 
 CHUNK = 1 << 22
@@ -85,7 +85,7 @@ class Load:
     stored: int = 0  # bytes of the model's files
     types: frozenset[str] = frozenset()  # of the stored tensors, where known
     step_tokens: int = 0  # of an optimizer step that the objective must see at once; 0: it need not
-    critic: bool = False  # a second model of the same size is trained beside the policy
+    critic: CriticLoad | None = None  # a second model that is trained beside the policy
     process: int = 0  # Python, torch and everything else loaded before the model
 
 
@@ -109,9 +109,10 @@ def optimizer(s: Sizes, config: Config) -> int:
     return int(_MOMENTS[config.learner.optimizer] * s.trained)
 
 
-def critic(s: Sizes, config: Config, load: Load) -> int:
-    """4 N and its optimizer's 8 N (in 8 bits (2 + 8 / 256) N), if there is one: a critic trains all of its weights."""
-    return int((4 + _MOMENTS[config.learner.optimizer]) * s.weights) if load.critic else 0
+def critic(config: Config, load: Load) -> int:
+    """4 N of the critic and its optimizer's 8 N (in 8 bits (2 + 8 / 256) N), if there is one: it trains all of its
+    weights."""
+    return 0 if load.critic is None else int((4 + _MOMENTS[config.learner.optimizer]) * load.critic.weights)
 
 
 def reference(s: Sizes, config: Config, load: Load) -> tuple[int, int]:
@@ -196,6 +197,18 @@ def decoding(s: Sizes, config: Config, load: Load) -> int:
 def gradients(s: Sizes) -> int:
     """4 N_t."""
     return 4 * s.trained
+
+
+def critic_gradients(load: Load) -> int:
+    """4 N of the critic, if there is one. They are gone before the policy's are computed."""
+    return 0 if load.critic is None else 4 * load.critic.weights
+
+
+def critic_pass(load: Load) -> int:
+    """What was counted of a critic's pass, and on a CPU the gaps that its layers leave in the heap. It always runs its
+    own forward, also beside a policy that runs by our kernels, whose memory lies apart."""
+    one = load.critic
+    return 0 if one is None else one.activations + (int(GAPS * one.layered) if load.heap else 0)
 
 
 def low_copies(s: Sizes, config: Config, load: Load) -> int:
@@ -333,7 +346,7 @@ def memory(s: Sizes, config: Config, load: Load) -> Memory:
         parts["exporting"] = always | {"reference": kept, "merged": merged(s)}
     aside = 0
     if config.learner.optimizer == "adamw-offload":
-        aside = 8 * (s.trained + (s.weights if load.critic else 0))
+        aside = 8 * s.trained + 2 * critic_gradients(load)
     return Memory(parts, aside)
 
 
@@ -342,8 +355,8 @@ def _always(s: Sizes, config: Config, load: Load) -> dict[str, int]:
     parts = {"process": load.process, "weights": weights(s, config), "optimizer": optimizer(s, config)}
     if load.teacher:
         parts["teacher"] = load.teacher
-    if load.critic:
-        parts["critic"] = critic(s, config, load)
+    if load.critic is not None:
+        parts["critic"] = critic(config, load)
     return parts
 
 
@@ -351,15 +364,19 @@ def _trained(s: Sizes, config: Config, load: Load) -> dict[str, int]:
     """What an optimizer step takes."""
     # The optimizer reuses the memory that activations held, unless those lay in a separate arena.
     apart = load.heap and load.body is None and update(s, config) > 0
+    passing = body(s, config, load) if apart else max(body(s, config, load), update(s, config))
     parts = {
-        # The critic's gradient is gone before the policy's is computed.
-        "gradients": max(gradients(s), 4 * s.weights if load.critic else 0),
+        "gradients": max(gradients(s), critic_gradients(load)),
         "copies": low_copies(s, config, load),
-        "activations": body(s, config, load) if apart else max(body(s, config, load), update(s, config)),
+        "activations": passing,
         "head": head(s, config, load),
     }
     if apart:
         parts["update"] = update(s, config)
+    if load.critic is not None:
+        # One after the other in the same memory, but beside our kernels, which have an arena.
+        beside = 0 if load.heap and load.body is None else passing + parts["head"]
+        parts["critic pass"] = max(0, critic_pass(load) - beside)
     parts["coefficients"] = coefficients(load, parts)
     parts["proof"] = _beyond(proof(s, config, load), parts, load)
     return parts
@@ -388,13 +405,15 @@ def _kept(s: Sizes, load: Load, made: dict[str, int], trained: dict[str, int]) -
         return {}, {}
     if load.body is not None:
         # Of the layers' many tensors: the logits and the gradients of head and embedding, one each, leave none.
-        return {}, {"gaps": int(GAPS * load.body.before.layer * s.layers)}
+        gaps = int(GAPS * load.body.before.layer * s.layers)
+        # Those of a critic are in its pass.
+        return {}, {"gaps": max(0, gaps - trained.get("critic pass", 0))}
     passing = trained["activations"] + trained["head"]
     apart = made["laid out"] if 2 * s.trained < s.weights else 4 * s.head
     cached = made["cache"] + (apart if load.native_decode else 0)
     # Heap and arena each stay at their largest use so far: a phase's extra is what another one needed beyond its own.
     # small and large: what each phase takes from the heap; cached and passing: from the arena.
-    held = ("gradients", "coefficients", "proof", "update")
+    held = ("gradients", "coefficients", "proof", "update", "critic pass")
     small, large = sum(made.values()) - cached, sum(trained.get(name, 0) for name in held)
     room, heap = max(cached, passing), max(small, large)
     return {"kept": room - cached + heap - small}, {"kept": room - passing + heap - large}

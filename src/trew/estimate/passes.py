@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..config import Config
+from ..config import Config, LoraConfig
 from ..learner import recompute
 from ..learner.autograd import AutogradRunner
 from ..learner.head import token_logprobs
@@ -26,7 +26,7 @@ from ..models import backends, loading
 from ..models.backend import Backend
 from ..models.planning import Planning
 from ..types import TrainingSample
-from .sizes import Copy, Sizes, copy_of
+from .sizes import Copy, Sizes, copy_of, sizes_of_critic
 from .storages import StorageCount
 
 DEEPEST = 8
@@ -62,11 +62,13 @@ class Pass:
     after: BytesByDepth
 
 
-def batch(config: Config, model: Any, *, prompt: int, vocabulary: int, layers: int | None = None) -> Batch:
+def batch(
+    config: Config, model: Any, *, prompt: int, vocabulary: int, layers: int | None = None, critic: bool = False
+) -> Batch:
     """Cuts an optimizer step of longest prompts and completions as the learner would, for all ranks.
 
     ``layers`` is the depth of the real model where ``model`` is a shallower copy: the size of micro-batches depends on
-    what all layers keep.
+    what all layers keep. ``critic``: as a critic would, which always runs its own forward, and has no logits.
     """
     learner, rollout = config.learner, config.rollout
     # Which ids they are does not matter: lengths alone decide memory.
@@ -76,10 +78,11 @@ def batch(config: Config, model: Any, *, prompt: int, vocabulary: int, layers: i
     samples = [TrainingSample(ids, one, group) for group in range(groups) for _ in range(rollout.completions)]
     settings = RunnerSettings(
         temperature=rollout.temperature, budget=learner.microbatch_tokens, share_prompts=learner.share_prompts,
-        fused=config.kernels == "auto", autocast=torch.bfloat16 if learner.dtype == "bfloat16" else None,
+        fused=critic or config.kernels == "auto", autocast=torch.bfloat16 if learner.dtype == "bfloat16" else None,
         gradient_checkpointing=learner.gradient_checkpointing, layers=layers or 0, ranks=ranks_of(config),
     )  # fmt: skip
-    plain, backend = AutogradRunner(model, settings), backend_of(config, model.device.type)
+    plain = AutogradRunner(model, settings)
+    backend = None if critic else backend_of(config, model.device.type)
     found = "there is no backend" if backend is None else backend.runner(model, plain=plain)
     runner: Any = plain if isinstance(found, str) else found
     runner.verified = True  # skips the comparison with a plain pass: without numbers there is nothing to compare
@@ -123,6 +126,41 @@ def training(config: Config, s: Sizes, *, prompt: int, device: str) -> Pass:
             return training_peaks(found)
 
     return Pass(*_lines(peaks, config, device=device))
+
+
+@dataclass(frozen=True, slots=True)
+class CriticLoad:
+    """A critic: its weights, its size in passes of the policy, and the bytes of its largest micro-batch's forward and
+    backward pass besides weights and gradients, of them those that layers keep."""
+
+    weights: int
+    passes: float
+    activations: int
+    layered: int
+
+
+def critic(config: Config, s: Sizes, *, prompt: int, device: str) -> CriticLoad:
+    """Measures the critic of a policy of sizes ``s``. Its model's own head gives way to one with a single output."""
+    own = sizes_of_critic(config)
+    config = replace(config, model=config.critic.model or config.model, lora=LoraConfig())
+    weights = own.weights - (0 if own.tied else own.head) + own.hidden
+    counts = []
+
+    def peaks(copy: Copy) -> tuple[int, int]:
+        with copy.mode:
+            found = batch(config, copy.model, prompt=prompt, vocabulary=own.vocabulary, critic=True)
+            counts.append(len(found.packs))
+            for p in copy.model.parameters():
+                p.grad = torch.zeros_like(p) if len(found.packs) > 1 else None
+            return training_peaks(found)
+
+    before, after = _lines(peaks, config, device=device)
+    largest = max(line.layer * own.layers + line.rest for line in (before, after))
+    # In a single micro-batch autograd makes the gradients, which were counted with the rest.
+    made = 4 * weights if max(counts) == 1 else 0
+    return CriticLoad(
+        weights, (own.linear + own.head) / (s.linear + s.head), max(0, largest - made), before.layer * own.layers
+    )
 
 
 def training_peaks(batch: Batch) -> tuple[int, int]:

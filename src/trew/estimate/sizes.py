@@ -23,7 +23,8 @@ FOUR_BIT = 0.5 + 4 / 64
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
     """Counts of numbers, not bytes. ``linear`` covers the layers' matrices, ``head`` the output matrix; ``weights``
-    counts a tied head once. ``largest`` is the size of the largest trained parameter."""
+    counts a tied head once. ``largest`` is the size of the largest trained parameter; ``tied``: the head is the
+    embedding."""
 
     weights: int
     linear: int
@@ -37,6 +38,7 @@ class Sizes:
     kv_heads: int
     head_dim: int
     intermediate: int
+    tied: bool
 
 
 def sizes_of(config: Config) -> Sizes:
@@ -47,6 +49,11 @@ def sizes_of(config: Config) -> Sizes:
 def sizes_of_teacher(config: Config) -> Sizes | None:
     """Counts the teacher that is loaded beside the policy; None without one."""
     return _sizes(config.teacher.model, LoraConfig()) if config.teacher.model else None
+
+
+def sizes_of_critic(config: Config) -> Sizes:
+    """Counts the model that a critic begins as, the policy's unless another is named; without adapters."""
+    return _sizes(config.critic.model or config.model, LoraConfig())
 
 
 @functools.lru_cache(maxsize=8)
@@ -75,6 +82,7 @@ def _sizes(name: str, lora: LoraConfig) -> Sizes:
         kv_heads=getattr(text, "num_key_value_heads", None) or heads,
         head_dim=getattr(text, "head_dim", None) or hidden // heads,
         intermediate=getattr(text, "intermediate_size", None) or max(max(s) for s in matrices.values()),
+        tied=head.weight is model.get_input_embeddings().weight,
     )
 
 

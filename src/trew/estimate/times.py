@@ -89,9 +89,10 @@ def operations(s: Sizes, config: Config, load: Load, *, log_prob_passes: float) 
     decoding   t G C (2 N_l + 2 V H + 4 L A (P + C / 2))
     one pass   2 N_l fed + 4 L A fed (P + C) / 2 + 2 V H read
     training   3 passes (2 where the weights are frozen), 1 more with gradient checkpointing, for each inner update
-    log-probs  1 pass each: of the reference, of a critic, of a teacher (by its size), and :func:`policy_passes`
+    log-probs  1 pass each: of the reference, of a critic and a teacher (by their sizes), and :func:`policy_passes`
 
-    A critic adds 3 passes to the training (all of its weights learn), 1 more with gradient checkpointing.
+    A critic adds 3 passes by its own size to the training (all of its weights learn), 1 more with gradient
+    checkpointing.
     """
     rollout, learner = config.rollout, config.learner
     groups, size, prompt, completion = rollout.prompts, rollout.completions, load.prompt, load.completion
@@ -103,12 +104,12 @@ def operations(s: Sizes, config: Config, load: Load, *, log_prob_passes: float) 
     once = 2 * s.linear * fed + 2 * wide * fed * (prompt + completion) + 2 * s.head * read
     # Backward takes two products per forward product, for input and weight; frozen weights need only the first.
     times = (2 if config.lora.rank else 3) + learner.gradient_checkpointing
-    if load.critic:
-        times += 3 + learner.gradient_checkpointing
+    critic = 0.0 if load.critic is None else load.critic.passes
+    times += critic * (3 + learner.gradient_checkpointing)
     return {
         "prefill": groups * (2 * s.linear * prompt + 2 * wide * prompt**2),
         "decoding": read * (2 * s.linear + 2 * s.head + 4 * wide * (prompt + completion / 2)),
-        "log-probs": once * (log_prob_passes + load.critic),
+        "log-probs": once * (log_prob_passes + critic),
         "training": once * times * learner.inner_updates,
     }
 
