@@ -83,6 +83,32 @@ def test_shards_divide_what_each_rank_keeps(model):
     assert kept(4, offload="all") == (0, 0, 0)
 
 
+def test_every_rank_has_its_whole_critic(model):
+    made = replace(config(model), cluster=ClusterConfig(learner=2, shard="none"))
+    objectives = preset("grpo", beta=0.0), preset("ppo")
+    alone, taught = (cluster_map(made, objective=each, prompt=12, fleet=NODE) for each in objectives)
+    s = sizes_of(made)
+    count = s.weights - (0 if s.tied else s.head) + s.hidden
+    for number in range(2):
+        parts, before = (gpu(found, number).tenants[0].parts for found in (taught, alone))
+        assert {phase["critic"] for phase in parts.values()} == {12 * count}
+        assert parts["training"]["gradients"] >= 4 * count
+        assert sum(parts["training"].values()) >= sum(before["training"].values()) + 12 * count
+    away = replace(made, learner=replace(made.learner, optimizer="adamw-offload"))
+    kept = [cluster_map(away, objective=each, prompt=12, fleet=NODE).devices[-1] for each in objectives]
+    assert kept[1].need - kept[0].need == 2 * 8 * count
+
+
+def test_moments_in_8_bits_are_as_small_in_the_map(model):
+    def moments(optimizer: str) -> int:
+        made = replace(config(model), cluster=ClusterConfig(learner=2, shard="none"))
+        made = replace(made, learner=replace(made.learner, optimizer=optimizer))
+        found = cluster_map(made, objective=preset("grpo"), prompt=12, fleet=NODE)
+        return gpu(found).tenants[0].parts["training"]["optimizer"]
+
+    assert 0.25 * moments("adamw") <= moments("adamw-8bit") < 0.26 * moments("adamw")
+
+
 def test_layers_are_gathered_in_bfloat16_and_embedding_and_head_in_float32(model):
     def gathered(dtype: str, phase: str) -> int:
         made = config(model)

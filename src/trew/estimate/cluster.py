@@ -15,7 +15,22 @@ from ..config.cluster import server_option
 from ..objective import Objective
 from ..utils.memory import free_bytes, used_bytes
 from . import passes
-from .memory import Load, cache, coefficients, decoding, head, laid_out, low_copies, memory, reference, weights
+from .memory import (
+    Load,
+    cache,
+    coefficients,
+    critic,
+    critic_gradients,
+    critic_pass,
+    decoding,
+    head,
+    laid_out,
+    low_copies,
+    memory,
+    optimizer,
+    reference,
+    weights,
+)
 from .run import LIBRARIES, Machine, load_of, of_rows
 from .sizes import Sizes, sizes_of
 
@@ -176,8 +191,8 @@ def _load(config: Config, s: Sizes, objective: Objective, fleet: Fleet, *, promp
 def rank_parts(s: Sizes, config: Config, load: Load, *, shards: int) -> dict[str, dict[str, int]]:
     """Bytes of one rank by phase:
 
-    always      4 N / S weights, 8 N_t / S moments, 4 N / S reference, 1 / S of a teacher; none of the first two with
-                ``offload = "all"``
+    always      4 N / S weights, 8 N_t / S moments (fewer in 8 bits), 4 N / S reference, 1 / S of a teacher; none of
+                the first two with ``offload = "all"``; a whole critic with its moments
     training    4 N_t / S gradients; gathered 4 N_o and two layers of b N_l / L, and the gradients of one, in float32
                 too where they are summed; of the whole head 4 V H; activations of one micro-batch, and the head's work
     generating  embedded engine only: gathered 4 N_o + b N_l; cache and work of the model's own forward
@@ -190,9 +205,10 @@ def rank_parts(s: Sizes, config: Config, load: Load, *, shards: int) -> dict[str
     always = {
         "process": load.process,
         "weights": 0 if aside else _part(whole, shards),
-        "optimizer": 0 if aside or offload == "optimizer" else _part(_moments(s, config), shards),
+        "optimizer": 0 if aside or offload == "optimizer" else _part(optimizer(s, config), shards),
         "reference": 0 if aside else _part(max(kept, read), shards),
         "teacher": 0 if aside else _part(load.teacher, shards),
+        "critic": critic(config, load),
     }
     # b N_l / L: a layer's matrices in the type of products.
     layer = b * s.linear // s.layers
@@ -201,13 +217,15 @@ def rank_parts(s: Sizes, config: Config, load: Load, *, shards: int) -> dict[str
     apart = shards > 1 or aside
     assert load.body is not None
     trained = {
-        "gradients": 0 if aside else _part(4 * s.trained, shards),
+        "gradients": 0 if aside else max(_part(4 * s.trained, shards), critic_gradients(load)),
         "gathered": (outside + 2 * layer if apart else 0),
         "whole gradients": (4 * s.head + summed if apart and not config.lora.rank else 0),
         "copies": low_copies(s, config, load),
         "activations": load.body.before.layer * s.layers + load.body.before.rest,
         "head": head(s, config, load),
     }
+    # One after the other in the same memory.
+    trained["critic pass"] = max(0, critic_pass(load) - trained["activations"] - trained["head"])
     training = always | trained | {"coefficients": coefficients(load, trained)}
     generating = dict(always)
     if config.cluster.rollout == "embedded":
@@ -218,10 +236,6 @@ def rank_parts(s: Sizes, config: Config, load: Load, *, shards: int) -> dict[str
             "step": decoding(s, config, load),
         }
     return {"generating": generating, "training": training}
-
-
-def _moments(s: Sizes, config: Config) -> int:
-    return 0 if config.learner.optimizer == "adamw-offload" else 8 * s.trained
 
 
 def _part(size: int, shards: int) -> int:
@@ -308,7 +322,7 @@ def _node(s: Sizes, config: Config, load: Load, node: int, fleet: Fleet) -> Devi
     whole, away = weights(s, config), config.cluster.colocate  # while servers use the GPUs, ranks leave them
     kept = {"process": on_node * LIBRARIES}
     if offload != "none" or away or config.learner.optimizer == "adamw-offload":
-        kept["optimizer"] = _part(8 * s.trained, shards) * on_node
+        kept["optimizer"] = (_part(8 * s.trained, shards) + 2 * critic_gradients(load)) * on_node
     if offload == "all" or away:
         kept["weights"] = _part(whole, shards) * on_node
         kept["reference"] = _part(max(reference(s, config, load)), shards) * on_node
