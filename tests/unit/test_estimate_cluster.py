@@ -10,7 +10,7 @@ import pytest
 
 from test_estimate import config, saved
 from trew.cli.main import main
-from trew.config import ClusterConfig, Config
+from trew.config import ClusterConfig, Config, DataConfig
 from trew.config.cluster import server_option
 from trew.estimate.cluster import GIB, ClusterMap, Device, Fleet, cluster_map, table
 from trew.estimate.sizes import sizes_of
@@ -97,6 +97,14 @@ def test_every_rank_has_its_whole_critic(model):
     away = replace(made, learner=replace(made.learner, optimizer="adamw-offload"))
     kept = [cluster_map(away, objective=each, prompt=12, fleet=NODE).devices[-1] for each in objectives]
     assert kept[1].need - kept[0].need == 2 * 8 * count
+
+
+def test_ranks_that_learn_demonstrations_sample_nothing(model):
+    """Generating would take all weights whole on every rank."""
+    made = replace(config(model), data=DataConfig(task="demonstrations"), cluster=ClusterConfig(learner=2))
+    for fleet in (NODE, Fleet(cpu_bytes=64 * GIB)):
+        rank = cluster_map(made, objective=preset("sft"), prompt=12, fleet=fleet).devices[0].tenants[0]
+        assert list(rank.parts) == ["training"]
 
 
 def test_moments_in_8_bits_are_as_small_in_the_map(model):

@@ -111,7 +111,8 @@ class ClusterMap:
 
 def cluster_map(config: Config, *, objective: Objective, prompt: int, fleet: Fleet) -> ClusterMap:
     """Places ranks and servers as a run does, and adds up what each needs for prompts of ``prompt`` tokens."""
-    if config.demonstrates:
+    demonstrates = config.demonstrates
+    if demonstrates:
         config, prompt = of_rows(config, prompt)
     cluster, s = config.cluster, sizes_of(config)
     # 0: as many ranks as GPUs are left beside the servers.
@@ -129,6 +130,8 @@ def cluster_map(config: Config, *, objective: Objective, prompt: int, fleet: Fle
         if load.body is None
         else rank_parts(s, config, load, shards=_shared(config, fleet))
     )
+    if demonstrates:  # nothing is sampled
+        parts = {"training": parts["training"]}
     rank = Tenant("rank", parts)
     length = prompt + max(passes.completion_tokens(config, prompt), config.eval.max_tokens)
     if fleet.gpus:
