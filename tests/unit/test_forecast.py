@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ import pytest
 from recipe_help import recipe
 from test_estimate import saved
 from trew.cli.main import main
+from trew.config import load
 from trew.estimate.forecast import Measured
 from trew.estimate.simulation import Work, log_normal, simulate
+from trew.estimate.sizes import sizes_of
 from trew.estimate.virtual_servers import ServerSpecs
 
 RATES = ["token_s=0.02", "sequence_s=0.001", "update_s=3", "sync_s=0.5", "tokens=30", "sigma=0.7", "slots=16"]
@@ -73,6 +76,24 @@ def test_an_objective_that_sees_a_whole_step_takes_one_more_pass(path, capsys):
         flags = ("--cluster", "--json", "--gpus", "8", "--gpu-gib", "80", "--set", f"objective.preset={name}")
         found[name] = json.loads(planned(capsys, path, *flags))["forecast"]["rates"]["update_s"]["value"]
     assert found["kl-cov"] == pytest.approx(5 / 4 * found["dapo"])
+
+
+def test_a_critic_and_a_teacher_take_the_learners_time(path, capsys, tmp_path):
+    """Of the policy three passes for the gradient and one of before; as many of a critic; and a teacher's own."""
+    policy = sizes_of(load(Path(path)))
+    teacher = saved(tmp_path / "teacher", "smollm", num_hidden_layers=4)
+    larger = sizes_of(replace(load(Path(path)), model=teacher))
+    shares = {
+        ("objective.preset=dapo",): 4.0, ("objective.preset=ppo",): 8.0,
+        ("objective.preset=opd", f"teacher.model={teacher}"):
+            4.0 + (larger.linear + larger.head) / (policy.linear + policy.head),
+    }  # fmt: skip
+    found = {}
+    for sets in shares:
+        flags = ("--cluster", "--json", "--gpus", "8", "--gpu-gib", "80", "--set", *sets)
+        found[sets] = json.loads(planned(capsys, path, *flags))["forecast"]["rates"]["update_s"]["value"]
+    of_a_pass = found["objective.preset=dapo",] / 4
+    assert {sets: value / of_a_pass for sets, value in found.items()} == pytest.approx(shares)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from ..objective import Objective
 from . import times
 from .cluster import Fleet
 from .simulation import Forecast, LengthDraw, Work, log_normal, simulate
-from .sizes import Sizes, sizes_of
+from .sizes import Sizes, in_passes, sizes_of, sizes_of_critic, sizes_of_teacher
 from .virtual_servers import ServerSpecs
 
 RATES = {
@@ -186,7 +186,8 @@ def _simulated(config: Config, rates: Mapping[str, Rate], draw: LengthDraw, stal
 @dataclass(frozen=True, slots=True)
 class _Need:
     """Floating-point operations: of a decoded token, 2 (N_l + V H); and of a step's learning without attention, with
-    3 passes over all tokens in each inner update, and one for each time that log-probs alone are computed."""
+    3 passes over all tokens in each inner update, and one for each time that log-probs alone are computed; a critic and
+    a teacher that is loaded here by their sizes."""
 
     token: float
     update: float
@@ -199,7 +200,10 @@ class _Need:
         fed = rollout.prompts * (prompt + rollout.completions * tokens)
         # Forward, and backward for inputs; backward for weights only where they are trained.
         backward = (2 if config.lora.rank else 3) + learner.gradient_checkpointing
+        critic = in_passes(sizes_of_critic(config) if "values" in objective.needs else None, s)
+        backward += critic * (3 + learner.gradient_checkpointing)
         apart = int("ref_logprobs" in objective.needs) + times.policy_passes(config, objective)
+        apart += critic + in_passes(sizes_of_teacher(config), s)
         return cls(token, token * fed * (backward * learner.inner_updates + apart))
 
 

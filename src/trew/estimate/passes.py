@@ -26,7 +26,7 @@ from ..models import backends, loading
 from ..models.backend import Backend
 from ..models.planning import Planning
 from ..types import TrainingSample
-from .sizes import Copy, Sizes, copy_of, sizes_of_critic
+from .sizes import Copy, Sizes, copy_of, in_passes, sizes_of_critic
 from .storages import StorageCount
 
 DEEPEST = 8
@@ -158,9 +158,7 @@ def critic(config: Config, s: Sizes, *, prompt: int, device: str) -> CriticLoad:
     largest = max(line.layer * own.layers + line.rest for line in (before, after))
     # In a single micro-batch autograd makes the gradients, which were counted with the rest.
     made = 4 * weights if max(counts) == 1 else 0
-    return CriticLoad(
-        weights, (own.linear + own.head) / (s.linear + s.head), max(0, largest - made), before.layer * own.layers
-    )
+    return CriticLoad(weights, in_passes(own, s), max(0, largest - made), before.layer * own.layers)
 
 
 def training_peaks(batch: Batch) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from ..rollout.torch_engine.plain import PREFILL_TOKENS
 from ..utils.memory import free_bytes, used_bytes
 from . import passes, times
 from .memory import Load, Memory, memory
-from .sizes import Sizes, copy_of, sizes_of, sizes_of_teacher
+from .sizes import Sizes, copy_of, in_passes, sizes_of, sizes_of_teacher
 
 LIBRARIES = 64 << 20
 """Bytes that a run's process holds beyond this one's: rollouts, reports, library buffers."""
@@ -80,7 +80,7 @@ def estimate(
     if rates is None:
         rates = times.rates(sizes, config, rows=load.rows, tokens=load.tokens, device=machine.device)
     # Forward passes alone: the reference's, a teacher's by its size, the policy's own.
-    passes_without = int("ref_logprobs" in objective.needs) + teacher_passes(config, sizes)
+    passes_without = int("ref_logprobs" in objective.needs) + in_passes(sizes_of_teacher(config), sizes)
     passes_without += times.policy_passes(config, objective)
     work = times.operations(sizes, config, load, log_prob_passes=passes_without)
     return Estimate(
@@ -156,12 +156,6 @@ def load_of(config: Config, s: Sizes, objective: Objective, machine: Machine, *,
 def step_groups(config: Config) -> int:
     """Prompts of an optimizer step."""
     return config.learner.minibatch_prompts or config.rollout.prompts
-
-
-def teacher_passes(config: Config, s: Sizes) -> float:
-    """A teacher's pass over the tokens of a step, in passes of the policy of sizes ``s``; 0 without one."""
-    taught = sizes_of_teacher(config)
-    return 0.0 if taught is None else (taught.linear + taught.head) / (s.linear + s.head)
 
 
 def teacher_bytes(config: Config, device: str) -> int:

@@ -56,6 +56,11 @@ def sizes_of_critic(config: Config) -> Sizes:
     return _sizes(config.critic.model or config.model, LoraConfig())
 
 
+def in_passes(own: Sizes | None, of: Sizes) -> float:
+    """A pass of a model over the tokens of a step, in passes of one of sizes ``of``; 0 without one."""
+    return 0.0 if own is None else (own.linear + own.head) / (of.linear + of.head)
+
+
 @functools.lru_cache(maxsize=8)
 def _sizes(name: str, lora: LoraConfig) -> Sizes:
     # On meta: shapes without memory.
