@@ -193,6 +193,12 @@ def test_weights_of_another_model_are_refused(tensors, tied, says):
         published.check_model(tensors, started_from=HELD, tied=tied)
 
 
+def test_rotary_tables_that_a_checkpoint_holds_are_not_missed():
+    """As those of Llama 2 do, for each layer; a model computes its own."""
+    tables = {f"model.layers.{i}.self_attn.rotary_emb.inv_freq": Tensor("float32", (2,)) for i in range(2)}
+    published.check_model(HELD, started_from={**HELD, **tables}, tied=False)
+
+
 def test_a_checkpoint_with_names_of_its_own_is_not_judged():
     published.check_model(HELD, started_from={"wte.weight": Tensor("float32", (4, 2))}, tied=False)
     published.check_model(HELD, started_from={}, tied=False)

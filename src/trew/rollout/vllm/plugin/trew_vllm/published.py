@@ -227,12 +227,16 @@ def checkpoint(folder: Path) -> dict[str, Tensor]:
     return found
 
 
+COMPUTED = (".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached")
+"""How the names of rotary tables end, which checkpoints of Llama 2 and its kin hold for each layer and nobody reads."""
+
+
 def check_model(tensors: Mapping[str, Tensor], *, started_from: Mapping[str, Tensor], tied: bool) -> None:
     """Raises Refused where ``tensors`` are not all weights of the model that the server was started from.
 
-    ``started_from`` are those of its checkpoint; shapes are compared, element types may differ. A model whose
-    checkpoint uses other names altogether is not judged. ``tied``: the head is the embedding, and must be there under
-    its own name too."""
+    ``started_from`` are those of its checkpoint; shapes are compared, element types may differ. What a model computes
+    itself is no weight. A model whose checkpoint uses other names altogether is not judged. ``tied``: the head is the
+    embedding, and must be there under its own name too."""
     if tied and "lm_head.weight" not in tensors:
         raise Refused(
             "lm_head.weight is missing: the model's head is tied to its embedding, and vLLM keeps the old head unless "
@@ -245,6 +249,6 @@ def check_model(tensors: Mapping[str, Tensor], *, started_from: Mapping[str, Ten
     # A tied head that the checkpoint does not store is published for vLLM alone, and not compared.
     beside = {"lm_head.weight"} if tied else set()
     got = {name: Tensor("", t.shape) for name, t in tensors.items() if name not in beside - started_from.keys()}
-    expected = {name: Tensor("", t.shape) for name, t in started_from.items()}
+    expected = {name: Tensor("", t.shape) for name, t in started_from.items() if not name.endswith(COMPUTED)}
     if difference := differences(got, expected, "what was published", "the model's checkpoint"):
         raise Refused(difference)
