@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,12 @@ def free_port() -> int:
         return s.getsockname()[1]
 
 
-def variables(rank: int, size: int, port: int, nodes: int = 1) -> dict[str, str]:
-    """What torchrun sets for a rank, on this machine as if it were ``nodes``."""
-    local = size // nodes
+def variables(rank: int, size: int, port: int, nodes: Sequence[int] | int = 1) -> dict[str, str]:
+    """What torchrun sets for a rank, on this machine as if it were ``nodes``: how many, or the ranks of each."""
+    each = [size // nodes] * nodes if isinstance(nodes, int) else nodes
+    index, local = [(index, count) for count in each for index in range(count)][rank]
     return {
-        "RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank % local), "LOCAL_WORLD_SIZE": str(local),
+        "RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(index), "LOCAL_WORLD_SIZE": str(local),
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
     }  # fmt: skip
 
@@ -53,7 +55,9 @@ class Fleet:
         self._process.stdin.close()
         self._process.wait(30)
 
-    def run(self, call: str, size: int, *, nodes: int = 1, join_s: float = 60, **arguments: Any) -> list[Any]:
+    def run(
+        self, call: str, size: int, *, nodes: Sequence[int] | int = 1, join_s: float = 60, **arguments: Any
+    ) -> list[Any]:
         """What ``module:function`` returns on each rank: anything that torch.save can write."""
         import torch
 

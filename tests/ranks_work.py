@@ -22,7 +22,7 @@ from trew.config import CriticConfig, LearnerConfig, LoraConfig, load
 from trew.distributed import Ranks, sharding
 from trew.distributed.orders import DealtEngine, Held, Orders, generate_share
 from trew.distributed.pulse import FOLDER, Pulse
-from trew.errors import NumericsError, TrewError
+from trew.errors import ConfigError, NumericsError, TrewError
 from trew.learner import Learner, Parallel
 from trew.learner.critic import Critic
 from trew.learner.placement import Placement
@@ -319,6 +319,21 @@ def trained(ranks: Ranks, *, recipe: str) -> dict[str, Any] | None:
     with suppress(Over):
         loop.train(run)
     return {"held": run.held, "freed": run.freed}
+
+
+def begun(ranks: Ranks, *, recipe: str) -> str | None:
+    """Why rank 0 does not begin the run of a recipe; the others do what it tells them."""
+    os.chdir(Path(recipe).parent)
+    orders = Orders(ranks)
+    if ranks.rank:
+        return orders.take()["order"]
+    try:
+        lead(load(recipe), orders, resume=False, overwrite=False, allow_changes=False, display=Silent())
+    except ConfigError as error:
+        return str(error)
+    finally:
+        orders.give("end")
+    return None
 
 
 class Late(ScriptedEngine):

@@ -317,6 +317,16 @@ def test_an_interrupt_leaves_no_rank_waiting(fleet, case):
     assert others == [2, 2]
 
 
+def test_nodes_with_different_numbers_of_ranks_are_refused_where_each_shards_by_itself(fleet, tmp_path):
+    """They would disagree on who shares weights with whom, and wait for each other without end."""
+    tiny.save(tmp_path / "lm")
+    (tmp_path / "r.toml").write_text(recipe_help.recipe("lm", steps=1, out="run", cluster={"learner": 3}))
+    said, *others = fleet.run("ranks_work:begun", 3, nodes=[2, 1], recipe=str(tmp_path / "r.toml"))
+    assert "cluster.shard: got 'auto', which shards inside each node, but the launcher started [2, 1] ranks" in said
+    assert others == ["end", "end"]
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_stays_alone_says_so_instead_of_waiting_for_days(monkeypatch, rank):
     for name, value in variables(rank, 2, free_port()).items():

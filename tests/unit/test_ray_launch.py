@@ -14,7 +14,7 @@ import pytest
 from trew.config import Config, parse
 from trew.config.places import bundles
 from trew.distributed import launch, ray_launch, ray_rank
-from trew.distributed.ranks import Place
+from trew.distributed.ranks import Place, check_nodes
 from trew.distributed.ray_board import Board, Death
 from trew.errors import ConfigError, MissingResources
 from trew.utils import ray_cluster
@@ -266,9 +266,9 @@ def test_a_rank_gets_what_torchruns_agent_would_set(monkeypatch, tmp_path):
 
 
 def test_ranks_that_lie_unevenly_on_nodes_shard_over_all_of_them_only():
-    ray_rank.check_nodes([2, 2], "hsdp")
+    check_nodes([2, 2], "hsdp", how="Ray placed")
     with pytest.raises(ConfigError, match=r"cluster.shard: got 'auto'.* \[3, 1\] ranks on different nodes"):
-        ray_rank.check_nodes([3, 3, 3, 1], "auto")
+        check_nodes([3, 3, 3, 1], "auto", how="Ray placed")
 
 
 def test_a_node_that_does_not_see_the_folders_names_them(tmp_path):

@@ -61,6 +61,21 @@ def here() -> Place | None:
     return place
 
 
+def check_nodes(local_sizes: Sequence[int], shard: str, *, how: str) -> None:
+    """Raises ConfigError where weights would be sharded inside each node, and nodes have different numbers of ranks:
+    ranks would disagree on who shares with whom, and wait for each other. ``how``: they came there.
+
+    >>> check_nodes([2, 2, 2, 2], "auto", how="Ray placed"), check_nodes([3, 3, 3, 1], "fsdp", how="Ray placed")
+    (None, None)
+    """
+    if len(set(local_sizes)) > 1 and shard in ("auto", "hsdp"):
+        sizes = sorted(set(local_sizes), reverse=True)
+        raise ConfigError(
+            f"cluster.shard: got {shard!r}, which shards inside each node, but {how} {sizes} ranks on different nodes; "
+            "set cluster.learner to a multiple of the nodes, or cluster.shard = 'fsdp'"
+        )
+
+
 class Ranks:
     """All ranks of a run, seen from one of them. Implements :class:`..learner.Parallel`.
 
@@ -91,6 +106,7 @@ class Ranks:
             ) from None
         # Joined: from here on the limit is that of an operation.
         _set_pg_timeout(self._wait)
+        self.local_sizes: list[int] = self.gather(place.local_size)  # of each rank's node
 
     @property
     def rank(self) -> int:

@@ -24,7 +24,7 @@ from ..rewards.isolation.program import GuardedProgram, how_it_ended
 from ..utils import ray_cluster
 from .launch import LAST_LINES, SAVE_S, outcome_of
 from .pulse import FOLDER, Watch
-from .ranks import Place
+from .ranks import Place, check_nodes
 from .ray_board import Board, Death
 
 LOOK_S = 0.3
@@ -65,7 +65,7 @@ def run(table: dict[str, Any]) -> None:
         return  # started again although the run had ended by its own decision
     with board.log(start, place.rank).open("ab") as log:
         try:
-            check_nodes(local_sizes, order.shard)
+            check_nodes(local_sizes, order.shard, how="Ray placed")
         except ConfigError as error:  # of all ranks alike
             if place.rank == 0:
                 log.write(f"trew: {error}\n".encode())
@@ -78,20 +78,6 @@ NOT_SHARED = (
     "the run folder and the working directory must be on a file system that all nodes share; choose another place with "
     "--out, or run trew from one"
 )
-
-
-def check_nodes(local_sizes: Sequence[int], shard: str) -> None:
-    """Raises ConfigError where weights would be sharded inside each node, and nodes have different numbers of ranks.
-
-    >>> check_nodes([2, 2, 2, 2], "auto"), check_nodes([3, 3, 3, 1], "fsdp")
-    (None, None)
-    """
-    if len(set(local_sizes)) > 1 and shard in ("auto", "hsdp"):
-        sizes = sorted(set(local_sizes), reverse=True)
-        raise ConfigError(
-            f"cluster.shard: got {shard!r}, which shards inside each node, but Ray placed {sizes} ranks on different "
-            "nodes; set cluster.learner to a multiple of the nodes, or cluster.shard = 'fsdp'"
-        )
 
 
 def _place() -> Place:

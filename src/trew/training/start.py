@@ -15,7 +15,7 @@ from .. import runs
 from ..config import Config, apply_overrides, dumps, parse, to_table
 from ..distributed import launch
 from ..distributed.orders import Orders
-from ..distributed.ranks import telling_of_lost_ranks
+from ..distributed.ranks import check_nodes, telling_of_lost_ranks
 from ..errors import ConfigError
 from ..runs import RunFolder, Trackers, notebook, trackers
 from ..utils.console import Display
@@ -110,6 +110,8 @@ def lead(
 ) -> dict[str, Any]:
     """:func:`train` in a single process, or with ``orders`` on rank 0 of several."""
     display = display or Display()
+    if orders is not None:
+        check_nodes(orders.ranks.local_sizes, config.cluster.shard, how="the launcher started")
     busy = [
         *runs.problems(config.out, resume=resume, overwrite=overwrite),
         *trackers.problems(config.track.to),
