@@ -80,6 +80,20 @@ def test_a_run_that_ended_early_does_not_shorten_the_others(tmp_path):
     assert equal_budget(rows) == rows
 
 
+def test_tasks_and_algorithms_with_their_own_number_of_steps_are_compared_at_equal_completions_too():
+    """The task ``short`` has half of the steps, and ``brief`` samples half as much as the others in each task."""
+    rows = []
+    for task, share in (("sums", 1.0), ("short", 0.5)):
+        for name, times, part in (("clip", 1, 1.0), ("greedy", 2, 1.0), ("brief", 1, 0.5)):
+            steps = tuple(int(step * share * part) for step in (0, 4, 6, 8, 10))
+            counts = tuple(10 * times * step for step in steps)
+            rows.append(row(name, 1, 0.5, task=task, steps=steps, completions=counts))
+    cut = equal_budget(rows)
+    assert {(r.task, r.completions[-1]) for r in cut} == {("sums", 50), ("short", 20)}
+    without = equal_budget([r for r in rows if r.algorithm != "brief"])
+    assert {(r.task, r.completions[-1]) for r in without} == {("sums", 100), ("short", 50)}
+
+
 def test_an_unfinished_tuning_compares_values_by_the_same_seeds_and_chooses_nothing(tmp_path):
     """By all runs of ``other`` 0.01 looks better; by the only seed that has run at both values, 0.001 does."""
     design = study(tmp_path)

@@ -132,10 +132,13 @@ def equal_budget(rows: Sequence[Row]) -> list[Row]:
     Algorithms with dynamic sampling sample more in a step than others, so that at the same step they have had more.
     Runs that ended early say nothing about what the others may have.
     """
-    last = max(row.steps[-1] for row in rows)
+    # Of each cell by itself: tasks and algorithms may set their own number of steps.
+    last: dict[tuple[str, str], int] = {}
+    for row in rows:
+        last[row.task, row.algorithm] = max(last.get((row.task, row.algorithm), 0), row.steps[-1])
     least: dict[str, int] = {}
     for row in rows:
-        if row.steps[-1] == last and not row.error:
+        if row.steps[-1] == last[row.task, row.algorithm] and not row.error:
             least[row.task] = min(least.get(row.task, row.completions[-1]), row.completions[-1])
     return [row.within(least.get(row.task, row.completions[-1])) for row in rows]
 
