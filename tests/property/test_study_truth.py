@@ -57,7 +57,7 @@ def test_few_seeds_are_said_to_show_nothing(tmp_path):
     (regime,) = regimes(results)
     assert {v.verdict for v in regime.final.versus} == {"not told apart"}
     text = "\n".join(page(results))
-    assert "**This is a part of the study**: 3 of 10 seeds have runs, 9 runs in all." in text
+    assert "**This is a part of the study**: 3 of 10 seeds have runs, 9 of 30 runs in all." in text
     assert "3 pairs cannot show any difference" in text
 
 
@@ -65,7 +65,7 @@ def test_regimes_without_runs_are_named(tmp_path):
     plan = study(tmp_path, regimes={"on": {}, "stale": {"rollout.stale_steps": 2}})
     given = finals(np.random.default_rng(4), sd=0.01, shifts={"clip": 0.0, "other": 0.0, "same": 0.0})
     text = "\n".join(page(simulated(tmp_path, given, plan)))
-    assert "10 of 10 seeds have runs, 30 runs in all; nothing of the regimes on, stale is reported yet." in text
+    assert "10 of 10 seeds have runs, 30 of 90 runs in all; nothing of the regimes on, stale is reported yet." in text
     assert "This is a part" not in "\n".join(page(simulated(tmp_path, given, study(tmp_path))))
 
 
@@ -75,7 +75,20 @@ def test_regimes_with_fewer_seeds_are_named(tmp_path):
     results = simulated(tmp_path, given, study(tmp_path, regimes={"off": {}, "stale": {"rollout.stale_steps": 2}}))
     few = [{**row, "regime": "stale"} for row in results["runs"] if row["seed"] <= 2]
     text = "\n".join(page({**results, "runs": [{**row, "regime": "off"} for row in results["runs"]] + few}))
-    assert "**This is a part of the study**: 10 of 10 seeds have runs (of stale 2), 36 runs in all." in text
+    assert "**This is a part of the study**: 10 of 10 seeds have runs (of stale 2), 36 of 60 runs in all." in text
+
+
+def test_tasks_algorithms_and_cells_without_runs_are_said_to_be_missing(tmp_path):
+    """Where every regime has all of its seeds, as after ``--only sums``, too."""
+    given = finals(np.random.default_rng(4), sd=0.01, shifts={"clip": 0.0, "other": 0.0, "same": 0.0})
+    results = simulated(tmp_path, given, study(tmp_path, tasks={"sums": {}, "guess": {}}))
+    told = "**This is a part of the study**: 10 of 10 seeds have runs, {} of 60 runs in all{}."
+    assert told.format(30, "; nothing of the task guess is reported yet") in "\n".join(page(results))
+    both = results["runs"] + [{**row, "task": "guess"} for row in results["runs"] if row["algorithm"] == "clip"]
+    assert told.format(40, "") in "\n".join(page({**results, "runs": both}))
+    del given["same"]
+    results = simulated(tmp_path, given, study(tmp_path))
+    assert "20 of 30 runs in all; nothing of the algorithm same is reported yet." in "\n".join(page(results))
 
 
 def test_without_a_pair_nothing_is_compared_and_the_page_says_why(tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from .tables import Table, aligned, interval_text, markdown, mean_text, numbers,
 
 _ON_THE_PAGE = ("IQM [95 %]", "P(better) [95 %]")
 """Columns that the terminal has no room for."""
+_KINDS = {"regimes": ("regime", "regimes"), "tasks": ("task", "tasks"), "algorithms": ("algorithm", "algorithms")}
+"""The parts of a design: one of them, which is also its name in a row, and several."""
 
 
 def write_report(found: Mapping[str, Any], folder: Path) -> None:
@@ -86,23 +88,33 @@ def _before_the_first_run(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _unfinished(found: Mapping[str, Any]) -> Iterator[str]:
-    """Says which regimes have fewer seeds than the design; nothing where all have theirs."""
-    whole = found["design"]["seeds"]
-    runs = [(row["regime"], row["seed"]) for row in found["runs"]]
-    names = dict.fromkeys([*found["design"]["regimes"], *(regime for regime, _ in runs)])
-    seeds = {name: len({seed for regime, seed in runs if regime == name}) for name in names}
-    most = max(seeds.values())
-    if min(seeds.values()) >= whole:
+    """Says what the study has no runs of, or fewer than its design; nothing where every cell has all of its seeds."""
+    design, runs = found["design"], found["runs"]
+    whole = design["seeds"]
+    wanted = whole * math.prod(len(design[kind]) for kind in _KINDS)
+    if len(runs) >= wanted:
         return
+    names = dict.fromkeys([*design["regimes"], *(row["regime"] for row in runs)])
+    seeds = {name: len({row["seed"] for row in runs if row["regime"] == name}) for name in names}
+    most = max(seeds.values())
     fewer = ", ".join(f"of {name} {count}" for name, count in seeds.items() if 0 < count < most)
-    without = [name for name, count in seeds.items() if not count]
-    noun = "regime" if len(without) == 1 else "regimes"
-    missing = f"; nothing of the {noun} {', '.join(without)} is reported yet" if without else ""
+    missing = _without_runs(design, runs)
     yield ""
     yield (
         f"**This is a part of the study**: {most} of {whole} seeds have runs{f' ({fewer})' if fewer else ''}, "
-        f"{len(found['runs'])} runs in all{missing}. It claims nothing beyond what these can show."
+        f"{len(runs)} of {wanted} runs in all{f'; nothing of {missing} is reported yet' if missing else ''}. It claims "
+        "nothing beyond what these can show."
     )
+
+
+def _without_runs(design: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> str:
+    """The regimes, tasks and algorithms of which no run is reported; while there is none at all, the regimes."""
+    told = []
+    for kind, (one, several) in _KINDS.items():
+        missing = [name for name in design[kind] if not any(row[one] == name for row in runs)]
+        if missing and (runs or kind == "regimes"):
+            told.append(f"the {one if len(missing) == 1 else several} {', '.join(missing)}")
+    return " and ".join(told)
 
 
 def _regime(found: Mapping[str, Any], regime: Regime, images: str) -> Iterator[str]:
