@@ -9,6 +9,7 @@ import pytest
 from study_help import row, simulated, study, write
 from trew.config import load
 from trew.errors import ConfigError
+from trew.study.conduct import Conduct
 from trew.study.design import Cell, Run
 from trew.study.design import load as read_study
 from trew.study.earlier import Earlier, foreign_weights, keep, kept
@@ -71,6 +72,25 @@ def test_parts_are_kept_once_in_the_folder_with_their_history(part, tmp_path):
     assert kept(out)[0].study.digest == part.study.digest
     changed = study(tmp_path, claims=["all are equal"])
     assert any("claims" in line for line in History.read(out).note(changed, runs=6))
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_part_of_another_design_is_shown_also_beside_one_of_this_design_or_in_a_folder_that_has_its_own(
+    part, tmp_path, begun
+):
+    design = study(tmp_path, claims=["all are equal"])
+    (tmp_path / "same.json").write_text(text(simulated(tmp_path, {"clip": [0.5]}, design)))
+    same, out = Earlier.read(tmp_path / "same.json"), tmp_path / "out"
+    for runs in (0, len(same.rows)) if begun else ():
+        History.read(out).note(design, runs=runs)
+    conduct = Conduct(design, out, design.cells, 1, print)
+    conduct.add([part] if begun else [part, same])
+    conduct.add([part])  # given again, it adds nothing
+    runs = len(part.rows) + len(same.rows)
+    assert History.read(out).note(design, runs=runs) == []
+    line = f'after {len(part.rows)} runs: claims was ["none is better than clip"] and is ["all are equal"]'
+    assert History.read(out).lines() == [line]
+    assert History.read(out).made == runs
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"runs": 1}', '{"tuning": [], "runs": [{}], "models": {}}'])

@@ -152,9 +152,10 @@ class Conduct:
         """Keeps the results of parts that were run elsewhere in this folder, unless their runs began otherwise."""
         if problems := [*earlier.foreign_weights(parts, self.models)]:
             raise ConfigError(problems)
-        for part in parts:
+        # Those of this design first: others were before it.
+        for part in sorted(parts, key=lambda part: part.study.digest != self.study.digest):
             earlier.keep(part, self.out)
-            History.begin(self.out, part.study, part.designs)
+            History.begin(self.out, part.study, part.designs, runs=len(part.rows))
 
     # ---- what is there
 

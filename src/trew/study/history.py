@@ -67,12 +67,26 @@ class History:
         write_json(self.folder / _FILE, [*earlier, {**last, "made": self.made, "there": self.there}])
 
     @staticmethod
-    def begin(folder: Path, study: Study, designs: Sequence[Mapping[str, Any]]) -> None:
-        """Begins a folder's history with that of a study that goes on there, unless it has one of its own. A study
-        whose design never changed has no designs but its own."""
-        if not (folder / _FILE).exists():
-            only = {"digest": study.digest, "runs_before": 0, "design": study.to_json()}
-            write_json(folder / _FILE, list(designs) or [only])
+    def begin(folder: Path, study: Study, designs: Sequence[Mapping[str, Any]], *, runs: int = 0) -> None:
+        """Begins a folder's history with that of a part that goes on there, which had so many ``runs``. A study whose
+        design never changed has no designs but its own. Where the folder has a history, designs that it does not know
+        are put before its own: nobody knows when they were left."""
+        theirs = [*designs] or [{"digest": study.digest, "runs_before": 0, "design": study.to_json()}]
+        known = History.read(folder)
+        if not known.designs:
+            write_json(folder / _FILE, theirs)
+            return
+        own = {of["digest"] for of in known.designs}
+        ends = [*(of["runs_before"] for of in theirs[1:]), runs]
+        before: list[Mapping[str, Any]] = []
+        seen = 0
+        for of, end in zip(theirs, ends, strict=True):
+            if of["digest"] not in own and end > of["runs_before"]:
+                before.append({**of, "runs_before": seen})
+                seen += end - of["runs_before"]
+        later = [{**of, "runs_before": of["runs_before"] + seen} for of in known.designs]
+        if before:
+            replace(known, designs=(*before, *later), made=known.made + seen, there=known.there + seen)._write()
 
     def _had_runs(self, number: int) -> bool:
         after = self.designs[number + 1]["runs_before"] if number + 1 < len(self.designs) else self.made
