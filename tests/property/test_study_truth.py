@@ -108,6 +108,16 @@ def test_completions_until_a_share_of_the_best_count_a_run_that_never_gets_there
     assert regime.reached("same") == [60.0, 100.0]
 
 
+def test_where_no_algorithm_gains_there_is_no_share_of_the_best_gain(tmp_path):
+    """Every run ends below its start, where it has half of a loss, too."""
+    results = simulated(tmp_path, {name: [0.1] * 3 for name in ("clip", "other", "same")})
+    assert any(line.startswith("| clip | – | – | 0.5 |") for line in page(results))
+    higher = simulated(tmp_path, {name: [0.8] * 3 for name in ("clip", "other", "same")})
+    gained = [{**row, "task": "guess"} for row in higher["runs"]]
+    (regime,) = regimes({**results, "runs": results["runs"] + gained})
+    assert regime.reached("clip") == [40.0, 60.0]  # of the task guess alone
+
+
 def test_the_page_shows_what_was_fixed_chosen_and_changed(tmp_path):
     given = finals(np.random.default_rng(4), sd=0.01, shifts={"clip": 0.0, "other": 0.0, "same": 0.0})
     results = simulated(tmp_path, given) | {"changed": ['after 4 runs: claims was ["b"] and is ["c"]']}

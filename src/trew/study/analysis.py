@@ -99,12 +99,14 @@ class Regime:
         """Mean completions until a run has gained each share of the best algorithm's mean gain in its task.
 
         Gains are from the run's own start, as each seed may have problems of its own. A run that never gets there
-        counts with all of its completions (a restricted mean).
+        counts with all of its completions (a restricted mean). Tasks in which no algorithm gained on average are left
+        out: there is no share of that; nan if there is no other.
         """
         rows = self.shared()[algorithm]
         gains = {task: self._best_gain(task) for task in {row.task for row in rows}}
+        rows = [row for row in rows if gains[row.task] > 0]
         return [float(np.mean([_reach(row, row.accuracy[0] + share * gains[row.task]) for row in rows]))
-                for share in REACHED]  # fmt: skip
+                if rows else math.nan for share in REACHED]  # fmt: skip
 
     def _best_gain(self, task: str) -> float:
         # An algorithm without a run of the task has no mean there.

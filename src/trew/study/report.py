@@ -256,7 +256,7 @@ def _conduct_table(regime: Regime) -> Table:
             *([getattr(row, figure) for row in of] for figure in ("kl", "clipped", "truncated", "no_signal")),
         ]
         rows.append(
-            [name, *(f"{count:.0f}" for count in regime.reached(name)), *map(mean_text, means),
+            [name, *("–" if math.isnan(n) else f"{n:.0f}" for n in regime.reached(name)), *map(mean_text, means),
              f"{np.mean([r.tokens[-1] for r in of]):.0f}", f"{np.mean([r.optimizer_steps for r in of]):.0f}"]
         )  # fmt: skip
     return [head, *rows]
