@@ -365,6 +365,18 @@ def test_profiles_are_of_the_final_accuracy_over_the_range_of_all_algorithms(tmp
         assert list(series.y) == [np.mean([final > at + 1e-9 for final in finals]) for at in series.x]
 
 
+def test_a_mean_curve_is_of_one_step_where_tasks_are_evaluated_at_other_steps():
+    """The curve of ``rare`` rises evenly to its last evaluation; ``brief`` has ended before the others."""
+    rows = [
+        row("clip", 1, 0.6, steps=(0, 4, 6, 8, 10), accuracy=(0.0, 0.4, 0.6, 0.8, 1.0)),
+        row("clip", 1, 0.6, task="rare", steps=(0, 6, 10), accuracy=(0.0, 0.6, 1.0)),
+        row("clip", 1, 0.6, task="brief", steps=(0, 5), accuracy=(0.0, 0.5)),
+    ]
+    curve = _series("clip", rows)
+    assert list(curve.x) == [0, 6, 10]
+    assert curve.y == pytest.approx([0.0, (0.6 + 0.6 + 0.5) / 3, (1.0 + 1.0 + 0.5) / 3])
+
+
 def test_means_of_a_study_that_is_not_whole_are_of_the_same_tasks(tmp_path):
     """``clip`` and ``other`` are equal in both tasks, of which one is easy; ``clip`` has more runs of that one."""
     design = study(tmp_path, tasks={"sums": {}, "easy": {}})

@@ -157,11 +157,13 @@ def _profiles(regime: Regime, algorithms: Sequence[str]) -> list[Series]:
 
 def _series(name: str, rows: Sequence[Row]) -> Series:
     """The mean over runs, and over tasks, at each step at which all of them were evaluated or have ended."""
-    steps = max((row.steps for row in rows), key=len)
+    curves = {row: dict(zip(row.steps, row.accuracy, strict=True)) for row in rows}
+    every = sorted({step for row in rows for step in row.steps})
+    # Tasks may be evaluated at other steps than others, or have fewer.
+    steps = [step for step in every if all(step in of or step > row.steps[-1] for row, of in curves.items())]
     tasks = _by_task(rows)
     intervals = [
-        mean_over_seeds([[row.accuracy[min(i, len(row.accuracy) - 1)] for row in of] for of in tasks])
-        for i in range(len(steps))
+        mean_over_seeds([[curves[row].get(step, row.accuracy[-1]) for row in of] for of in tasks]) for step in steps
     ]
     return Series(name, steps, [i.mean for i in intervals], [i.low for i in intervals], [i.high for i in intervals])
 
