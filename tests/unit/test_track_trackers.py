@@ -142,6 +142,25 @@ def test_mlflow_stays_in_the_run_folder_unless_told(tmp_path, fake, monkeypatch)
     assert calls["ended"]
 
 
+@pytest.mark.parametrize(
+    ("first", "kept"), [({"reward": 0.5}, 7), ({"eval_accuracy": 0.5}, 8), ({"eval_n": 9, "eval_accuracy": None}, 8)]
+)
+def test_tensorboard_forgets_the_steps_that_a_resumed_run_repeats(tmp_path, fake, first, kept):
+    """It would show them twice; an evaluation that is repeated leaves the row of its step."""
+    calls = []
+    writer = types.SimpleNamespace(
+        add_text=lambda *of: None, add_scalar=lambda *of: calls.append(of), flush=lambda: None, close=lambda: None
+    )
+    fake("tensorboard")
+    fake("torch.utils.tensorboard", SummaryWriter=lambda folder, *, purge_step: calls.append(purge_step) or writer)
+    t = Trackers(["tensorboard"], folder=tmp_path, config={})
+    t.log(7, first)
+    t.log(8, {"reward": 1.0})
+    t.close()
+    assert [calls[0], calls[-1]] == [kept, ("reward", 1.0, 8)]
+    assert len([call for call in calls if isinstance(call, int)]) == 1
+
+
 def test_tensorboard_writes_scalars_when_it_is_there(tmp_path):
     pytest.importorskip("tensorboard")
     t = Trackers(["tensorboard"], folder=tmp_path, config={"model": "m"})

@@ -132,18 +132,25 @@ class _Trackio:
 
 class _Tensorboard:
     def __init__(self, folder: Path, project: str, config: dict[str, Any]):
-        tensorboard: Any = importlib.import_module("torch.utils.tensorboard")
-        self._writer = tensorboard.SummaryWriter(str(folder / "tensorboard"))
-        self._writer.add_text("config", "\n".join(f"    {k} = {v}" for k, v in config.items()))
+        self._tensorboard: Any = importlib.import_module("torch.utils.tensorboard")
+        self._folder, self._config = folder / "tensorboard", config
+        self._writer: Any = None  # from the first row on, which says where a resumed run goes on
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
+        if self._writer is None:
+            # What the folder has from there on is of before a resume, and would be shown a second time. An evaluation
+            # comes after the row of its step, which stays.
+            first = step + any(name.startswith("eval_") for name in values)
+            self._writer = self._tensorboard.SummaryWriter(str(self._folder), purge_step=first)
+            self._writer.add_text("config", "\n".join(f"    {k} = {v}" for k, v in self._config.items()))
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
         # At every step, so that a run that is killed leaves its curves.
         self._writer.flush()
 
     def close(self) -> None:
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
 
 
 class _Mlflow:
