@@ -14,6 +14,7 @@ from forks import Server
 from recipe_help import ODD
 from recipe_help import recipe as recipe_of
 from terminals import Terminal
+from trew.cli.chosen_model import choose
 from trew.models import loading
 from trew.rollout import Renderer
 from trew.rollout.conversation import PASS_S, UID
@@ -55,6 +56,10 @@ def expected(model: Path, question: str, sampling: Sampling, system: str = "") -
 
 def answers(server: Server, place: Path, *args: str | Path) -> dict:
     return json.loads(server.run("chat", *args, "--json", cwd=place))
+
+
+def test_a_base_model_may_have_any_name(place):
+    assert choose(str(place / "run"), step=None, base="models/\U0001f600", chat_template="").base == "models/\U0001f600"
 
 
 # ------------------------------------------------------------------------------------------------------- one question

@@ -8,6 +8,7 @@ import pytest
 
 import compare_help
 from study_help import row, stopped_once, study
+from trew.config import load
 from trew.config.recipe import parse
 from trew.errors import DataError
 from trew.study import work
@@ -17,6 +18,7 @@ from trew.study.design import Cell, Run
 from trew.study.pool import Job, Pool
 from trew.study.rows import Row, read_row
 from trew.study.states import Place, ended_below, fingerprint
+from trew.training import start
 from trew.utils.toml import dump_table
 
 SETTINGS = {**compare_help.SETTINGS, "rewards": []}
@@ -44,6 +46,15 @@ def place(tmp_path):
 
 def test_a_finished_run_with_the_same_settings_is_done(place):
     assert place.state() == "done"
+
+
+@pytest.mark.parametrize("name", ["plain", "a b", 'a"b', "\U0001f600"])
+def test_a_run_is_trained_in_its_own_folder_whatever_its_name(tmp_path, monkeypatch, name):
+    (tmp_path / "r.toml").write_text('model = "lm"\n')
+    seen = []
+    monkeypatch.setattr(start, "train", lambda recipe, *, set, **how: seen.append(load(recipe, set).out))
+    work.train(tmp_path / "r.toml", [], f"{tmp_path}/{name}/1")
+    assert seen == [f"{tmp_path}/{name}/1"]
 
 
 def test_a_run_with_other_settings_is_none(place):

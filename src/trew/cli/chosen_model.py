@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..config import Config, load
 from ..errors import ConfigError
 from ..types import Sampling
+from ..utils.toml import toml_value
 from .eval import run_of
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ def _step_of(checkpoint: Path) -> int:
 
 def _of_run(run: Path, *, step: int | None, base: str, chat_template: str) -> Chosen:
     # --base replaces the model that the recipe names, which may have moved.
-    config = load(run / "config.toml", [f"model={json.dumps(base)}"] if base else [])
+    config = load(run / "config.toml", [f"model={toml_value(base)}"] if base else [])
     template = chat_template or config.chat_template
     final = run / "final"
     if step is None and (final / "config.json").is_file():

@@ -21,6 +21,7 @@ from ..errors import NumericsError, Problems, TrewError
 from ..runs.files import write_atomic
 from ..utils.secrets import redact
 from ..utils.signals import Interrupted
+from ..utils.toml import toml_value
 from .settings import Warm
 
 PRELOADED = (
@@ -78,7 +79,7 @@ def _train(recipe: Path, overrides: Sequence[str], out: str, *, resume: bool) ->
     from ..training import start
 
     try:
-        start.train(recipe, set=[*overrides, f"out={json.dumps(out)}"], resume=resume, overwrite=not resume)
+        start.train(recipe, set=[*overrides, f"out={toml_value(out)}"], resume=resume, overwrite=not resume)
     except NumericsError as error:
         return {"failed": redact(str(error))}
     return {}
