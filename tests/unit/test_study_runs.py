@@ -57,6 +57,13 @@ def test_a_run_is_trained_in_its_own_folder_whatever_its_name(tmp_path, monkeypa
     assert seen == [f"{tmp_path}/{name}/1"]
 
 
+def test_runs_that_are_measured_by_a_loss_are_refused_before_the_first(tmp_path):
+    (tmp_path / "r.toml").write_text('model = "lm"\n[data]\ntask = "demonstrations"\ntrain = "rows.jsonl"\n')
+    problems = work.check(tmp_path / "r.toml", [("sums/off/clip", []), ("sums/off/other", ["seed=2"])])["problems"]
+    assert list(problems.values()) == [["sums/off/clip", "sums/off/other"]]
+    assert "a study compares accuracies" in next(iter(problems))
+
+
 def test_a_run_with_other_settings_is_none(place):
     text = (place.folder / "config.toml").read_text()
     for old, new in (("lr = 0.001", "lr = 0.002"), ("seed = 0", "seed = 1"), ("largest = 20", "largest = 21"),

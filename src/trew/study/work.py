@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import load
-from ..errors import NumericsError, Problems, TrewError
+from ..errors import ConfigError, NumericsError, Problems, TrewError
 from ..runs.files import write_atomic
 from ..utils.secrets import redact
 from ..utils.signals import Interrupted
@@ -96,10 +96,19 @@ def check(recipe: Path, cells: Sequence[tuple[str, Sequence[str]]]) -> dict[str,
     """Checks all cells as ``trew train --dry-run`` does: the problems, each with the cells that have it."""
     from ..training import planning
 
+    def planned(overrides: Sequence[str]) -> planning.Plan:
+        config = planning.read(recipe, overrides)
+        if config.demonstrates:
+            raise ConfigError(
+                f"data.task: got {config.task!r}, whose runs are measured by a loss, and a study compares accuracies; "
+                "name a task with rewards"
+            )
+        return planning.plan(config)
+
     found: dict[str, list[str]] = {}
     for name, overrides in cells:
         problems = Problems()
-        if plan := problems.attempt(lambda overrides=overrides: planning.plan(planning.read(recipe, overrides))):
+        if plan := problems.attempt(lambda overrides=overrides: planned(overrides)):
             # A plan may have started processes for its rewards.
             plan.rewards.close()
         for problem in problems:
