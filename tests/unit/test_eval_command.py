@@ -6,9 +6,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import tiny
+from trew.cli.chosen_model import choose
 from trew.cli.eval import eval as command
 from trew.cli.report import report
 from trew.errors import ConfigError, DataError
+from trew.training.exporting import finished
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +142,34 @@ def test_a_run_without_final_weights_says_so(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("")
     with pytest.raises(ConfigError, match="no final weights yet"):
         command(str(tmp_path))
+
+
+def test_a_run_that_has_gone_on_has_no_final_weights_until_it_ends_again(tmp_path, capsys):
+    """What is in ``final`` is of the earlier end: its figures and answers were taken for those of the run."""
+    run = tmp_path / "run"
+    (run / "checkpoints" / "000002").mkdir(parents=True)
+    tiny.save(run / "final", kind="llama")
+    (run / "config.toml").write_text('model = "m"\n[data]\ntask = "arithmetic"\n[rollout]\nmax_tokens = 3\n')
+    (run / "metrics.jsonl").write_text('{"step": 1}\n')
+    (run / "summary.json").write_text('{"steps": 2}')
+    known = {"step": None, "base": "", "chat_template": ""}
+
+    def talked_to(name):
+        return choose(str(name), **known).label.removeprefix(str(run))
+
+    assert command(str(run), size=2) == 0
+    assert talked_to(run) == ""
+    # Steps more than the summary tells; then none, as while the steps are taken.
+    (run / "checkpoints" / "000003").mkdir()
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"has gone on after .*trew export model .*run --out DIR"):
+            command(str(run), size=2)
+        assert talked_to(run) == " (newest checkpoint)"
+        assert command(str(run / "final"), size=2) == 0
+        assert talked_to(run / "final") == ""
+        (run / "summary.json").unlink(missing_ok=True)
+    (run / "summary.json").write_text('{"steps": null}')  # not one of trew's
+    assert finished(run) is None
 
 
 def test_a_folder_of_runs_is_told_from_a_model(tmp_path):

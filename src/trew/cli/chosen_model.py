@@ -106,7 +106,7 @@ def choose(name: str, *, step: int | None, base: str, chat_template: str) -> Cho
     if path.parent.name == "checkpoints" and (run := run_of(path.parent.parent)) is not None:
         return _of_run(run, step=_step_of(path), base=base, chat_template=chat_template)
     if (run := run_of(path)) is not None:
-        return _of_run(run, step=step, base=base, chat_template=chat_template)
+        return _of_run(run, step=step, base=base, chat_template=chat_template, final=path != run)
     if step is not None:
         raise ConfigError(f"--step: got {step}, but {name} is not the folder of a run, which has checkpoints")
     # Adapters alone: with a config.json beside them, the folder is a whole model.
@@ -131,14 +131,17 @@ def _step_of(checkpoint: Path) -> int:
     return int(digits)
 
 
-def _of_run(run: Path, *, step: int | None, base: str, chat_template: str) -> Chosen:
+def _of_run(run: Path, *, step: int | None, base: str, chat_template: str, final: bool = False) -> Chosen:
+    """``final``: the final weights, although the run may have gone on since."""
+    from ..training.exporting import has_gone_on
+
     # --base replaces the model that the recipe names, which may have moved.
     config = load(run / "config.toml", [f"model={toml_value(base)}"] if base else [])
     template = chat_template or config.chat_template
-    final = run / "final"
-    if step is None and (final / "config.json").is_file():
+    folder = run / "final"
+    if step is None and (folder / "config.json").is_file() and (final or not has_gone_on(run)):
         # final/ has the tokenizer that the run used, with its template.
-        own = Chosen(str(run), str(final), _loader(str(final)), chat_template=chat_template)
+        own = Chosen(str(run), str(folder), _loader(str(folder)), chat_template=chat_template)
         return dataclasses.replace(own, base=config.model, config=config)
 
     def load_stored() -> PreTrainedModel:

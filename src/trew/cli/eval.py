@@ -65,7 +65,7 @@ def eval(
 
     Args:
         model: Folder, hub id, smollm2-135m-instruct, or a run (runs/x or runs/x/final), which is evaluated with its
-            final weights and its own recipe.
+            final weights and its own recipe; one that goes on after its end has none until it ends again.
         task: gsm8k, math, arithmetic, countdown, mbpp, humaneval, reasoning-gym:NAME, or prompts (rows with a prompt
             column); default: the recipe's, or gsm8k.
         data: File, folder or hub id with the prompts: a whole file, or a test split. Default: the task's own.
@@ -84,8 +84,8 @@ def eval(
     """
     # A run stands for its final weights, measured by its own recipe.
     if (run := run_of(Path(model))) is not None and recipe is None:
+        _check_run(run, named=Path(model))
         model, recipe = str(run / "final"), run / "config.toml"
-        _check_run(run)
     _refuse_folder_of_runs(Path(model))
     config = _config(model, recipe, set)
     trained = _trained(run, recipe, set)
@@ -175,13 +175,19 @@ def _check_recipe(run: Path) -> None:
         raise ConfigError(f"{run}/config.toml: {error.strerror}; give a recipe with --recipe FILE") from None
 
 
-def _check_run(run: Path) -> None:
-    """Raises ConfigError if the run's recipe is not a regular file, or the run has no final weights."""
+def _check_run(run: Path, *, named: Path) -> None:
+    """Raises ConfigError if the run's recipe is not a regular file, or the run has no final weights, or other ones by
+    now; those that are ``named`` themselves are as they are."""
+    from ..training.exporting import has_gone_on
+
     _check_recipe(run)
-    if not (run / "final").is_dir():
+    why = "" if (run / "final").is_dir() else "has no final weights yet (folder final)"
+    if named == run and has_gone_on(run):
+        why = "has gone on after the end that its final weights are of"
+    if why:
         raise ConfigError(
-            f"{run}: has no final weights yet (folder final); let the run finish with --resume, or export its newest "
-            f"checkpoint and name that folder: trew export model {run} --out DIR"
+            f"{run}: {why}; let the run finish with --resume, or export its newest checkpoint and name that folder: "
+            f"trew export model {run} --out DIR"
         )
 
 

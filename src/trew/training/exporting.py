@@ -71,9 +71,17 @@ def finished(run: Path) -> int | None:
         step = json.loads((run / "summary.json").read_bytes())["steps"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
+    if not isinstance(step, int):
+        return None
     # A later checkpoint means that the run went on after final/ was written.
     later = [p for p in (run / "checkpoints").glob("[0-9]*") if int(p.name.partition(".")[0]) > step]
     return step if (run / "final" / "config.json").is_file() and not later else None
+
+
+def has_gone_on(run: Path) -> bool:
+    """Whether a run has taken more steps than the model in its ``final/``, or is about to: that one is of an earlier
+    end."""
+    return (run / "final").is_dir() and finished(run) is None and checkpoint_files.newest_step(run / "checkpoints") > 0
 
 
 def export_final(run: Path, out: Path, *, extra_files: Callable[[Path], None]) -> None:
