@@ -7,7 +7,7 @@ import dataclasses
 from trew.runs import RunFolder
 from trew.runs.report import load_run
 from trew.types import Group, ScoredGroup
-from view_help import client, episode, get, score, write_step
+from view_help import client, episode, get, group, make_run, score, write_step
 
 
 def test_an_episode_that_is_out_of_turns_was_not_cut_off(tmp_path):
@@ -56,3 +56,30 @@ def test_each_evaluation_has_its_own_number_of_prompts(tmp_path):
         )
     found = get(client(tmp_path), "runs/x/summary")
     assert [found[when]["n"] for when in ("before", "after")] == [14, 16]
+
+
+def test_metrics_say_whether_they_go_on_behind_those_that_were_read_before(tmp_path):
+    """A page that has the first rows asks for the rest: of an overwritten run it would have rows of both."""
+    make_run(tmp_path / "x", finished=False)
+    page = client(tmp_path)
+
+    def number():
+        found = get(page, "runs/x/metrics")["read"]
+        assert found == get(page, "runs")["runs"][0]["read"]
+        return found
+
+    first = number()
+    with RunFolder.open(tmp_path / "x", resume=True) as run:
+        write_step(run, 4, group("a", "x"))
+    assert number() == first
+    with RunFolder.open(tmp_path / "x", resume=True) as run:
+        run.rewind(2)
+    rewound = number()
+    assert rewound != first
+    with RunFolder.open(tmp_path / "x", overwrite=True) as run:
+        run.write_config("steps = 9\n[objective]\npreset = 'grpo'\n")
+        empty = [get(page, "runs/x/metrics")["read"] for _ in range(2)]
+        for step in range(1, 6):
+            write_step(run, step, group("a", "x"), seconds=1.0)
+    assert empty[0] == empty[1] not in (first, rewound)
+    assert number() not in (first, rewound)

@@ -14,7 +14,7 @@ from browser_runs import grow, hostile, sums
 from playwright.sync_api import expect
 
 from trew.runs import RunFolder
-from view_help import CONFIG
+from view_help import CONFIG, group, write_step
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +66,30 @@ def test_a_resumed_run_is_read_anew(chromium: Any, tmp_path: Path) -> None:
         (folder / "metrics.jsonl").write_text("".join(kept))
         expect(chart).to_have_attribute("aria-label", re.compile(r"last 0\.5,"))
         window.close()
+
+
+def test_a_run_that_was_overwritten_meanwhile_shows_nothing_of_the_earlier_one(chromium: Any, tmp_path: Path) -> None:
+    """It has gone beyond the steps of the earlier one, as overnight in a window that nobody looked at."""
+    folder = sums(tmp_path / "runs" / "again", steps=6)
+    with RunFolder.open(tmp_path / "new") as run:
+        run.write_config(CONFIG.format(steps=9, seed=0, lr=1e-3))
+        for step in range(1, 9):
+            write_step(run, step, group("a", f"new words of step {step}", "other"), reward=step / 100)
+    with serving(tmp_path / "runs") as (address, _process):
+        windows = [Visit(chromium, address) for _ in range(2)]
+        curves, tokens = (
+            window.open(f"#{view}?run=again") for window, view in zip(windows, ("curves", "tokens"), strict=True)
+        )
+        tokens.evaluate("location.hash = '#tokens?run=again&step=2&group=0&sample=0'")
+        expect(tokens.locator(".recorded")).to_contain_text("32")
+        chart = curves.get_by_role("img", name=re.compile("^reward over step"))
+        expect(chart).to_have_attribute("aria-label", re.compile(r"first 0\.1, last 0\.6,"))
+        folder.rename(tmp_path / "old")
+        (tmp_path / "new").rename(folder)
+        expect(chart).to_have_attribute("aria-label", re.compile(r"first 0\.01, last 0\.08,"))
+        expect(tokens.locator(".recorded")).to_contain_text("new")
+        for window in windows:
+            window.close()
 
 
 def test_a_server_that_ends_is_said_and_one_that_returns_is_found(chromium: Any, tmp_path: Path) -> None:

@@ -23,16 +23,12 @@ export function extend(old: Metrics, news: Metrics): Metrics {
   return { ...news, steps: [...old.steps, ...news.steps], columns };
 }
 
-function resumes(metrics: Metrics): number {
-  return metrics.marks.filter((m) => m.kind === "resumed").length;
-}
-
 async function load(run: Run, old: Metrics | undefined, signal: AbortSignal): Promise<Metrics> {
   const last = old?.steps.at(-1);
-  if (!old || last === undefined || run.step < last) return get<Metrics>(runPath(run.id, "metrics"), signal);
+  if (!old || last === undefined || run.read !== old.read) return get<Metrics>(runPath(run.id, "metrics"), signal);
   const news = await get<Metrics>(query(runPath(run.id, "metrics"), { since: last }), signal);
-  // A run that was resumed has removed rows that we have.
-  if (resumes(news) !== resumes(old)) return get<Metrics>(runPath(run.id, "metrics"), signal);
+  // A run that was resumed has removed rows that we have; one that was overwritten, all of them.
+  if (news.read !== old.read) return get<Metrics>(runPath(run.id, "metrics"), signal);
   return extend(old, news);
 }
 

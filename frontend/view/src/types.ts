@@ -18,6 +18,8 @@ export interface Run {
   seed: number;
   setting: string;
   revision: string;
+  /** Of its metrics: see there. */
+  read: number;
   warnings: number;
   has_rollouts: boolean;
   has_tokens: boolean;
@@ -53,6 +55,8 @@ export interface Mark {
 
 export interface Metrics {
   revision: string;
+  /** Another number where rows were taken back, or are of another run. */
+  read: number;
   steps: number[];
   columns: Record<string, Num[]>;
   evals: Eval[];

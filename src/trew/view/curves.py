@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from array import array
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from .signature import signature
 
 _ENDS = 4096
 _STEPS = 2**53  # whole numbers below it are exact in JavaScript
+_NUMBERS = itertools.count(1)
 
 
 class Curves:
@@ -29,6 +31,8 @@ class Curves:
         self.health = Health(facts)
         self.held: dict[str, list[list[int | None]]] = {}  # rule -> the stretches of steps in which it held
         self.bad_lines = 0
+        # Of what was read from a beginning: another one where rows were taken back, or are of another run.
+        self.number = next(_NUMBERS)
 
     def add(self, line: bytes) -> None:
         """Adds a whole line; counts one that is no row."""
@@ -117,7 +121,8 @@ class MetricsFile:
             self.problem = ""
         except OSError as error:
             # What was read of a file that is gone no longer counts.
-            self._begin(facts)
+            if self._at:
+                self._begin(facts)
             missing = isinstance(error, FileNotFoundError)
             self.problem = "" if missing else f"{self.name}: {error.strerror}"
             data, back = b"", 0

@@ -25,6 +25,7 @@ def metrics(run: ViewedRun, *, since: int = -1, only: frozenset[str] = frozenset
         names = [name for name in curves.columns if not only or name in only]
         return {
             "revision": revision,
+            "read": curves.number,
             "steps": [curves.steps[i] for i in order],
             "columns": {name: _numbers(curves.columns[name], order) for name in names},
             "evals": evaluations(curves),

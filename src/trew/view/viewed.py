@@ -173,6 +173,7 @@ class ViewedRun:
                 "steps": whole(steps), "updated": self.updated,
                 "model": _word(values.get("model")), "preset": _word(values.get("objective.preset")),
                 "seed": whole(finite(values.get("seed"))), "setting": self.setting, "revision": self.revision,
+                "read": curves.number,
                 "warnings": len(curves.health.found), "has_rollouts": has_rollouts,
                 "has_tokens": has_rollouts or bool(self.steps_of("evals")),
             }  # fmt: skip

@@ -16,6 +16,12 @@ export interface Place {
   sample: number;
 }
 
+/** Changes where the table of a step does: when a resumed run takes it back, and when it is there again. */
+export function tableOf(run: Run, steps: Steps, place: Place): string {
+  const known: { step: number }[] = place.eval ? steps.evals : steps.steps;
+  return `${run.read} ${known.some((s) => s.step === place.step)}`;
+}
+
 function goTo(page: Page, place: Place): void {
   set(page, { step: place.step, eval: place.eval ? 1 : null, group: place.group, sample: place.sample, token: null });
 }
@@ -36,7 +42,7 @@ export function Navigation({
 }) {
   const url =
     row && query(runPath(run.id, "rollouts"), { step: place.step, eval: place.eval ? 1 : 0, uid: row.uid, limit: 200 });
-  const { data } = useApi<Rollouts>(url ?? null);
+  const { data } = useApi<Rollouts>(url ?? null, tableOf(run, steps, place));
   const siblings = useMemo(
     () => (data?.rows ?? []).filter((r) => r.group === place.group).sort((a, b) => a.sample - b.sample),
     [data, place.group],

@@ -7,7 +7,7 @@ import { useApi } from "../hooks";
 import { Answer, Facts, Parts, Prompt, RowScore } from "../parts/answer";
 import { Empty, Loaded } from "../parts/basics";
 import { rangeOf } from "../parts/steps";
-import { Navigation, type Place } from "../parts/token_nav";
+import { Navigation, tableOf, type Place } from "../parts/token_nav";
 import { TokenHistogram, TokenPlot } from "../parts/token_plot";
 import { Inspector, Legend, PushSummary, Strongest } from "../parts/token_side";
 import { TokenText } from "../parts/token_text";
@@ -79,7 +79,7 @@ function AtStep({
 
 function One({ page, run, steps, place }: { page: Page; run: Run; steps: Steps; place: Place }) {
   const url = query(runPath(run.id, "completion"), { ...place, eval: place.eval ? 1 : 0 });
-  const answer = useApi<Completion>(url);
+  const answer = useApi<Completion>(url, tableOf(run, steps, place));
   return (
     <>
       <Navigation page={page} run={run} steps={steps} place={place} row={answer.data?.row} />
