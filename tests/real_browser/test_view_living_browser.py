@@ -54,6 +54,28 @@ def test_new_steps_appear_by_themselves(chromium: Any, tmp_path: Path) -> None:
             window.close()
 
 
+def test_lists_of_completions_and_prompts_follow_a_run_that_trains(chromium: Any, tmp_path: Path) -> None:
+    """They had what was there when they were opened; pages that were asked for later had other rows between."""
+    with RunFolder.open(tmp_path / "living") as run:
+        run.write_config(CONFIG.format(steps=99, seed=0, lr=1e-3))
+        grow(run, 1)
+        with serving(tmp_path) as (address, _process):
+            windows = [Visit(chromium, address) for _ in range(2)]
+            views = ("search?run=living&sort=-length", "prompts?run=living&sort=uid")
+            found, prompts = (window.open(f"#{view}") for window, view in zip(windows, views, strict=True))
+            expect(found.get_by_role("status")).to_have_text("2 completions")
+            expect(prompts.get_by_role("status")).to_have_text("1 prompt")
+            for step in range(2, 62):  # more than a page of 50
+                write_step(run, step, group(f"a{step:02}", f"words{' more' * step}", "other"))
+            expect(found.get_by_role("status")).to_have_text("122 completions")
+            expect(found.locator(".line").first).to_contain_text("step 61")
+            expect(prompts.get_by_role("status")).to_have_text("61 prompts")
+            prompts.locator("main").press("End")
+            expect(prompts.locator(".line").last).to_contain_text("question a61")
+            for window in windows:
+                window.close()
+
+
 def test_a_resumed_run_is_read_anew(chromium: Any, tmp_path: Path) -> None:
     """Rows that a resume removed must not stay on the page."""
     folder = sums(tmp_path / "back", steps=6)

@@ -13,6 +13,8 @@ const MOST_PIXELS = 8_000_000;
 interface VirtualProps<T> {
   /** The address of a page: it must not depend on anything else. */
   url: (offset: number, limit: number) => string;
+  /** Pages are asked for again when it changes; what is shown stays until they are there. */
+  revision: string;
   read: (body: unknown) => { total: number; rows: T[] };
   height: number;
   row: (item: T, index: number) => ComponentChildren;
@@ -84,51 +86,54 @@ interface Pages<T> {
   rows: Map<number, T>;
   total: number | undefined;
   error: string | undefined;
+  answers: number;
 }
 
 function usePages<T>(
-  { url, read, onTotal }: VirtualProps<T>,
+  { url, revision, read, onTotal }: VirtualProps<T>,
   first: string,
   view: { from: number; to: number },
 ): Pages<T> {
-  const [pages, setPages] = useState<Pages<T>>({ first, rows: new Map(), total: undefined, error: undefined });
-  const asked = useRef({ first: "", pages: new Set<number>() });
+  const nothing = { first, rows: new Map<number, T>(), total: undefined, error: undefined };
+  const [pages, setPages] = useState<Pages<T>>({ ...nothing, answers: 0 });
+  const asked = useRef({ first: "", revision: "", pages: new Set<number>(), waiting: 0 });
   const current = useRef({ url, read, onTotal });
   current.current = { url, read, onTotal };
 
   useEffect(() => {
-    const fresh = asked.current.first !== first;
-    if (fresh) asked.current = { first, pages: new Set() };
+    // A newer revision waits for the answers of the one before: a slow server would never be heard to the end.
+    const old = asked.current.revision !== revision && asked.current.waiting === 0;
+    if (asked.current.first !== first || old) asked.current = { first, revision, pages: new Set(), waiting: 0 };
     const mine = asked.current;
-    const last = pages.first === first && pages.total !== undefined ? Math.max(0, pages.total - 1) : 0;
-    const wanted = fresh ? [0] : range(Math.floor(view.from / PAGE), Math.floor(Math.min(view.to, last) / PAGE));
+    const last = pages.first === first && pages.total !== undefined ? Math.max(0, pages.total - 1) : undefined;
+    const wanted =
+      last === undefined ? [0] : range(Math.floor(view.from / PAGE), Math.floor(Math.min(view.to, last) / PAGE));
     for (const page of wanted) {
       if (mine.pages.has(page)) continue;
       mine.pages.add(page);
+      mine.waiting += 1;
       get(current.current.url(page * PAGE, PAGE))
         .then((body) => {
           if (asked.current !== mine) return;
+          mine.waiting -= 1;
           const { total, rows } = current.current.read(body);
           current.current.onTotal(total);
           setPages((old) => {
             const all = new Map(old.first === first ? old.rows : []);
             rows.forEach((item, i) => all.set(page * PAGE + i, item));
-            return { first, rows: all, total, error: undefined };
+            return { first, rows: all, total, error: undefined, answers: old.answers + 1 };
           });
         })
         .catch((error: unknown) => {
           if (asked.current !== mine) return;
           mine.pages.delete(page);
-          setPages({
-            first,
-            rows: new Map(),
-            total: undefined,
-            error: error instanceof Error ? error.message : String(error),
-          });
+          mine.waiting -= 1;
+          const message = error instanceof Error ? error.message : String(error);
+          setPages((old) => ({ first, rows: new Map(), total: undefined, error: message, answers: old.answers }));
         });
     }
-  }, [first, view.from, view.to, pages.first, pages.total]);
-  return pages.first === first ? pages : { first, rows: new Map(), total: undefined, error: undefined };
+  }, [first, revision, view.from, view.to, pages.first, pages.total, pages.answers]);
+  return pages.first === first ? pages : { ...nothing, answers: pages.answers };
 }
 
 function range(from: number, to: number): number[] {

@@ -50,6 +50,7 @@ function List({ page, run }: { page: Page; run: Run }) {
       <VirtualList<PromptInfo>
         label="Prompts"
         url={(offset, limit) => query(runPath(run.id, "prompts"), { sort, text, offset, limit })}
+        revision={run.revision}
         read={(body) => ({ total: (body as PromptPage).total, rows: (body as PromptPage).prompts })}
         height={76}
         onTotal={setTotal}

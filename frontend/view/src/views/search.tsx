@@ -131,6 +131,7 @@ function Filters({ page, run }: { page: Page; run: Run }) {
         url={(offset, limit) =>
           query(runPath(run.id, "rollouts"), { ...filters, eval: wanted.get("eval") ? 1 : 0, sort, offset, limit })
         }
+        revision={run.revision}
         read={(body) => body as Rollouts}
         height={76}
         onTotal={setTotal}
