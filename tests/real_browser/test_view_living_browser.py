@@ -114,6 +114,18 @@ def test_a_run_that_was_overwritten_meanwhile_shows_nothing_of_the_earlier_one(c
             window.close()
 
 
+def test_settings_that_a_run_goes_on_with_are_shown(chromium: Any, tmp_path: Path) -> None:
+    """``--resume --set`` writes config.toml again."""
+    folder = sums(tmp_path / "x")
+    with serving(tmp_path) as (address, _process):
+        window = Visit(chromium, address)
+        page = window.open("#config?run=x&key=steps")
+        expect(page.locator("table.config")).to_contain_text("12")
+        (folder / "config.toml").write_text(CONFIG.format(steps=4321, seed=0, lr=1e-3))
+        expect(page.locator("table.config")).to_contain_text("4,321")
+        window.close()
+
+
 def test_a_server_that_ends_is_said_and_one_that_returns_is_found(chromium: Any, tmp_path: Path) -> None:
     sums(tmp_path / "x")
     with serving(tmp_path) as (address, process):

@@ -9,7 +9,8 @@ import type { Config as ConfigAnswer, ConfigKeys, Run, Summary } from "../types"
 
 export function Config({ page }: { page: Page }) {
   const ids = page.chosen.map((r) => r.id);
-  const answer = useApi<ConfigKeys>(ids.length ? query("api/config", { run: ids }) : null);
+  const revision = page.chosen.map((r) => r.revision).join();
+  const answer = useApi<ConfigKeys>(ids.length ? query("api/config", { run: ids }) : null, revision);
   if (!page.main) return <Empty title="No run is chosen.">Choose one in the list of runs.</Empty>;
   const main = page.main;
   return (
