@@ -7,7 +7,7 @@ import dataclasses
 from trew.runs import RunFolder
 from trew.runs.report import load_run
 from trew.types import Group, ScoredGroup
-from view_help import client, episode, get, group, make_run, score, write_step
+from view_help import client, episode, get, group, make_run, score, write_eval, write_step
 
 
 def test_an_episode_that_is_out_of_turns_was_not_cut_off(tmp_path):
@@ -83,3 +83,11 @@ def test_metrics_say_whether_they_go_on_behind_those_that_were_read_before(tmp_p
             write_step(run, step, group("a", "x"), seconds=1.0)
     assert empty[0] == empty[1] not in (first, rewound)
     assert number() not in (first, rewound)
+
+
+def test_an_evaluation_has_as_many_groups_as_prompts(tmp_path):
+    """With several completions of each prompt, too, which the page counted as groups of their own."""
+    with RunFolder.open(tmp_path / "x") as run:
+        run.write_config("steps = 1\n[objective]\npreset = 'grpo'\n")
+        write_eval(run, 0, *(group(uid, "x", "y", "z", scores=(1.0, 0.0, None)) for uid in "ab"))
+    assert get(client(tmp_path), "runs/x/steps")["evals"] == [{"step": 0, "rows": 6, "groups": 2, "mean": 0.5}]

@@ -52,9 +52,12 @@ def _step(step: int, part: Part, edges: np.ndarray) -> dict[str, Any]:
 def _evals(index: Index) -> list[dict[str, Any]]:
     found = []
     for step in sorted(index.parts):
-        scores = index.parts[step].columns["score"]
-        known = scores[np.isfinite(scores)]
-        found.append({"step": step, "rows": len(scores), "mean": number(known.mean()) if len(known) else None})
+        part = index.parts[step]
+        known = part.columns["score"][np.isfinite(part.columns["score"])]
+        found.append({
+            "step": step, "rows": len(part), "groups": len(np.unique(part.columns["group"])),
+            "mean": number(known.mean()) if len(known) else None,
+        })  # fmt: skip
     return found
 
 
