@@ -91,3 +91,22 @@ def test_an_evaluation_has_as_many_groups_as_prompts(tmp_path):
         run.write_config("steps = 1\n[objective]\npreset = 'grpo'\n")
         write_eval(run, 0, *(group(uid, "x", "y", "z", scores=(1.0, 0.0, None)) for uid in "ab"))
     assert get(client(tmp_path), "runs/x/steps")["evals"] == [{"step": 0, "rows": 6, "groups": 2, "mean": 0.5}]
+
+
+def test_every_resume_has_a_mark(tmp_path):
+    """Also one that took nothing back, after an interrupt, and a second one after the same step."""
+    with RunFolder.open(tmp_path / "x") as run:
+        run.write_config("steps = 30\n[objective]\npreset = 'grpo'\n")
+        for step in range(1, 6):
+            run.log({"step": step, "reward": 0.0})
+        run.rewind(3)  # as an older version left it
+        run.event("step 4: a reward failed")
+        for lost in (True, True, False):
+            run.rewind(3)
+            run.event("continued after step 3")
+            for step in (4, 5) if lost else ():
+                run.log({"step": step, "reward": 0.0})
+    marks = get(client(tmp_path), "runs/x/metrics")["marks"]
+    assert [(mark["step"], mark["text"]) for mark in marks if mark["kind"] == "resumed"] == [
+        (3, "continued after step 3")
+    ] * 4

@@ -173,6 +173,7 @@ def test_interrupt_then_resume_equals_never_interrupted(recipe, tmp_path, cli, s
     assert "--resume" in refused
     out = cli("train", recipe, "--out", "cut", *settings, "--resume")
     assert "continuing after step 3" in out
+    assert (tmp_path / "cut" / "events.log").read_text().endswith(" continued after step 3\n")
     same_learning(undisturbed(6), tmp_path / "cut")
 
 

@@ -236,6 +236,8 @@ class Program(ABC):
         self.restored()
         # size cuts metrics.jsonl to what it was at the checkpoint; unknown where the record does not fit.
         folder.rewind(step, evaluated=self.state.evaluated == step, size=None if gone else found.record.rows.size)
+        # Also where nothing was taken back, as after an interrupt: settings may have changed from here on.
+        folder.event(f"continued after step {step}")
         if step < self.timetable.steps:
             folder.go_on()
         self.display.line(f"note: continuing after step {step}")

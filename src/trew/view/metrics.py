@@ -12,7 +12,7 @@ from .metric_help import GROUPS, help_of
 from .viewed import ViewedRun, whole
 
 _EVENT = re.compile(r"(?P<when>\S+) (?:step (?P<step>\d{1,15}): )?(?P<text>.*)")
-_RESUMED = re.compile(r"dropped .*after step (\d{1,15})")
+_RESUMED = re.compile(r"(dropped .*|continued )after step (\d{1,15})")
 _MOST_EVENTS = 2000
 
 
@@ -98,9 +98,12 @@ def _events(text: str) -> list[dict[str, Any]]:
         if (match := _EVENT.fullmatch(line)) is None:
             continue
         if again := _RESUMED.search(line):
-            if int(again[1]) != resumed:
-                resumed = int(again[1])
+            if int(again[2]) != resumed:
+                resumed = int(again[2])
                 found.append({"step": resumed, "kind": "resumed", "text": f"continued after step {resumed}"})
+            # The last of the lines about one resume; runs of older versions have none.
+            if again[1] == "continued ":
+                resumed = -1
         elif match["step"]:
             # Another event ends the lines about one resume.
             resumed = -1
