@@ -110,3 +110,14 @@ def test_every_resume_has_a_mark(tmp_path):
     assert [(mark["step"], mark["text"]) for mark in marks if mark["kind"] == "resumed"] == [
         (3, "continued after step 3")
     ] * 4
+
+
+def test_a_setting_that_is_infinite_is_shown(tmp_path):
+    """It looked as one that the run does not have."""
+    with RunFolder.open(tmp_path / "x") as run:
+        run.write_config("steps = 1\n[objective]\npreset = 'grpo'\neps_high = inf\n")
+        write_step(run, 1, group("a", "x"))
+    page = client(tmp_path)
+    assert get(page, "runs/x/config")["values"]["objective.eps_high"] == "inf"
+    (key,) = [key for key in get(page, "config", run="x")["keys"] if key["key"] == "objective.eps_high"]
+    assert key["values"] == {"x": "inf"}

@@ -302,6 +302,17 @@ def test_the_command_prints_tables_json_and_a_page(tmp_path, capsys, monkeypatch
     assert "lr=0.002" in (tmp_path / "page.html").read_text()
 
 
+def test_a_setting_may_be_infinite(tmp_path, capsys):
+    """No limit above, as of a clip: JSON has no such number."""
+    groups = {"a": (LOW, {"objective": {"eps_high": float("inf")}}), "b": (HIGH, {"objective": {"eps_high": 0.3}})}
+    folders = [str(folder) for folder in study(tmp_path, groups)]
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", *folders, "--json"])
+    assert ended.value.code == 0
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert found["settings_that_differ"]["objective.eps_high"] == {"eps_high=inf": "inf", "eps_high=0.3": 0.3}
+
+
 def test_folders_that_are_no_runs_of_training_are_refused(tmp_path):
     run = write(tmp_path / "a", 0, 5)
     refused([run], "two run folders or more")

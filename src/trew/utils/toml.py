@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -53,6 +54,19 @@ def toml_value(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(map(toml_value, value)) + "]"
     raise TypeError(f"{type(value).__name__} has no TOML form: {value!r}")
+
+
+def json_value(value: Any) -> Any:
+    """A plain value as JSON can hold it: numbers that are not finite as the words that TOML has for them.
+
+    >>> json_value({"a": [float("inf"), 0.5]})
+    {'a': ['inf', 0.5]}
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        return repr(value)
+    if isinstance(value, Mapping):
+        return {k: json_value(v) for k, v in value.items()}
+    return list(map(json_value, value)) if isinstance(value, (list, tuple)) else value
 
 
 def is_text(value: str) -> bool:

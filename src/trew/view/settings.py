@@ -7,13 +7,13 @@ from functools import cache
 from typing import Any
 
 from ..config import Config
-from ..utils.toml import flatten
+from ..utils.toml import flatten, json_value
 from .viewed import ViewedRun
 
 
 def config(run: ViewedRun) -> dict[str, Any]:
     """config.toml as it is, and its settings by name."""
-    return {"text": run.text("config.toml"), "values": run.values}
+    return {"text": run.text("config.toml"), "values": json_value(run.values)}
 
 
 def compared(runs: list[ViewedRun]) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def compared(runs: list[ViewedRun]) -> dict[str, Any]:
         "keys": [
             {
                 "key": key,
-                "values": {run.id: run.values[key] for run in runs if key in run.values},
+                "values": {run.id: json_value(run.values[key]) for run in runs if key in run.values},
                 "differs": len({_known(run, key) for run in runs}) > 1,
                 "default": usual.get(key),
             }

@@ -10,6 +10,7 @@ from typing import Any
 from ...eval import seeds
 from ...eval.comparison import Comparison, GroupSummary, Versus
 from ...eval.statistics import LEVEL, Interval
+from ...utils.toml import json_value
 from .groups import Differences, RunGroup
 from .members import Member
 from .metrics import Metric
@@ -51,7 +52,7 @@ def to_json(result: ComparedRuns) -> dict[str, Any]:
         "level": LEVEL,
         "power": seeds.POWER,
         "baseline": c.baseline,
-        "settings_that_differ": {key: dict(values) for key, values in result.differing.items()},
+        "settings_that_differ": {key: json_value(values) for key, values in result.differing.items()},
         "groups": [_group(group, summaries[group.name], result) for group in result.groups],
         "pairs": [{"task": task, "seed": seed} for task, seed in c.pairs],
         "comparisons": [_versus(versus, result) for versus in c.versus],
