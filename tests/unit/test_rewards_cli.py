@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from fractions import Fraction
 from pathlib import Path
@@ -281,6 +282,25 @@ def test_score_of_a_runs_rollouts(tmp_path: Path) -> None:
     assert run(["rewards", "score", "soft_overlong", "--data", data, "--out", str(tmp_path / "o.jsonl"), *args]) == 0
     lines = (tmp_path / "o.jsonl").read_text().splitlines()
     assert [json.loads(line)["score"] for line in lines] == [-1.0, -0.5]  # 7 and 6 tokens in these groups
+
+
+def test_a_runs_rollouts_are_scored_as_the_run_scored_them_chats_too(tmp_path: Path) -> None:
+    from trew.runs.rollouts import write_rollouts
+
+    chat = [{"role": "system", "content": "s"}, {"role": "user", "content": "hi"}]
+    given = f"({chat!r}, [{{'role': 'assistant', 'content': 'yes'}}])"
+    code = f"def f(prompts, completions, **_): return [float(x == {given}) for x in zip(prompts, completions)]"
+    path = write(tmp_path, code)
+    rewards = RewardSet.from_config([RewardConfig(name=f"{path}:f")])
+    made = group("yes", "no")
+    made = dataclasses.replace(made, prompt=Prompt("p", messages=tuple(chat), columns={"answer": 1}))
+    scored = rewards.score([made])
+    rewards.close()
+    write_rollouts(tmp_path / "000001.parquet", scored, step=1)
+    out = tmp_path / "out.jsonl"
+    assert run(["rewards", "score", f"{path}:f", "--data", str(tmp_path / "000001.parquet"), "--out", str(out)]) == 0
+    again = [json.loads(line)["score"] for line in out.read_text().splitlines()]
+    assert again == [score.value for score in scored[0].scores] == [1.0, 0.0]
 
 
 def test_scores_of_rows_with_one_completion_each_can_be_joined(tmp_path: Path) -> None:

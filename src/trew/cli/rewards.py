@@ -264,7 +264,9 @@ def _row_group(number: int, row: Row, completion_column: str, prompt_column: str
     given, prompt, ids = columns.pop(completion_column), columns.pop(prompt_column, ""), columns.pop("token_ids", None)
     uid = str(columns.get("uid", number))
     if isinstance(columns.get("columns"), str):  # a run's rollouts keep the data row as JSON in one column
-        columns = _nested_columns(columns["columns"], row.place)
+        if isinstance(chat := columns.get("messages"), str) and prompt_column == "prompt":
+            prompt = _nested(chat, "messages", list, row.place)  # the prompt as the run's rewards got it, not its text
+        columns = _nested(columns["columns"], "columns", dict, row.place)
     if ids is not None and not isinstance(ids, list):
         raise DataError(f"{row.place}: column 'token_ids' must be a list of numbers, got {ids!r}")
     # A list of messages is one completion; a list of texts is several.
@@ -279,16 +281,17 @@ def _row_group(number: int, row: Row, completion_column: str, prompt_column: str
     return text_group(Prompt(uid, text=str(prompt), columns=columns), texts, token_ids=tokens)
 
 
-def _nested_columns(text: str, place: str) -> dict[str, Any]:
+def _nested(text: str, name: str, kind: type, place: str) -> Any:
     from ..errors import DataError
 
     try:
-        columns = loads(text)
+        value = loads(text)
     except ValueError as error:
-        raise DataError(f"{place}: column 'columns' is not JSON, as in a run's rollouts: {error}") from None
-    if not isinstance(columns, dict):
-        raise DataError(f"{place}: column 'columns' must hold a JSON object, as in a run's rollouts")
-    return columns
+        raise DataError(f"{place}: column {name!r} is not JSON, as in a run's rollouts: {error}") from None
+    if not isinstance(value, kind):
+        wanted = "object" if kind is dict else "array"
+        raise DataError(f"{place}: column {name!r} must hold a JSON {wanted}, as in a run's rollouts")
+    return value
 
 
 def _text(completion: Any) -> Any:
