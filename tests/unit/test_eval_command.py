@@ -88,6 +88,23 @@ def test_a_recipe_gives_task_data_and_limits(model, tmp_path, capsys):
     assert "arithmetic: 4 prompts, 2 completions each, temperature 0.7, seed 7" in capsys.readouterr().out
 
 
+def test_another_task_is_judged_by_its_own_rewards_or_by_those_that_are_set(model, tmp_path, capsys):
+    rewards = tmp_path / "own.py"
+    rewards.write_text("def ten(completions): return [10.0 for _ in completions]\n")
+    recipe, out = tmp_path / "recipe.toml", tmp_path / "result.json"
+    judged = f'[[rewards]]\nname = "{rewards}:ten"\n[eval]\ncorrect_reward = "ten"\ncorrect_at = 10.0\n'
+    recipe.write_text(f'model = "{model}"\n[data]\ntask = "countdown"\n{judged}')
+    asked = {**ARITHMETIC, "recipe": recipe, "size": 3, "json": out}
+    assert command(model, **asked) == 0
+    found = json.loads(out.read_text())
+    assert list(found["result"]["rewards"]) == ["arithmetic"]
+    assert (found["eval"]["correct_reward"], found["eval"]["correct_at"]) == ("", 1.0)  # 10 is no value of its reward
+    ours = (f'rewards=[{{name="{rewards}:ten"}}]', "eval.correct_at=11")
+    assert command(model, **asked, set=ours) == 0
+    found = json.loads(out.read_text())
+    assert (found["result"]["rewards"], found["result"]["accuracy"]["mean"]) == ({"ten": 10.0}, 0.0)
+
+
 def test_everything_wrong_is_said_at_once_before_a_model_is_loaded(tmp_path):
     with pytest.raises(ConfigError) as error:
         command(

@@ -17,6 +17,7 @@ from ..config import (
     DEMONSTRATED,
     Config,
     EnvironmentConfig,
+    EvalConfig,
     RewardConfig,
     SftConfig,
     apply_overrides,
@@ -71,10 +72,11 @@ def eval(
         data: File, folder or hub id with the prompts: a whole file, or a test split. Default: the task's own.
         size: The most prompts to use, from the start; default: the recipe's, or 200. A run is never evaluated on what
             it was trained on: more than it held out are accepted from a file or test split of their own only.
-        samples: Completions per prompt (k of avg@k and pass@k); default 1.
-        temperature: 0 is greedy; default: 0 for one sample, 1 for several.
+        samples: Completions per prompt (k of avg@k and pass@k); default: the recipe's, or 1.
+        temperature: 0 is greedy; default: the recipe's, or 0; with --samples 0 for one, and for several the recipe's,
+            or 1 where that is greedy.
         max_tokens: The longest completion; default: the recipe's, or 256.
-        batch: The most completions decoded at once; default 128.
+        batch: The most completions decoded at once; default: the recipe's, or 128.
         seed: Seed of sampling; default: the recipe's, or 0. Without a run or recipe, also of generated problems.
         device: auto, cpu, mps, cuda or cuda:N.
         recipe: Take task, data, rewards and chat template from this recipe, or from config.toml of a run.
@@ -104,8 +106,7 @@ def eval(
         rollout=dataclasses.replace(config.rollout, **_given(batch=batch)),
     )
     if task is not None and recipe is not None:  # the recipe may be a run's
-        # The recipe's rewards do not fit another task, nor do its settings of demonstrations.
-        config = dataclasses.replace(config, rewards=(), sft=SftConfig())
+        config = _of_another_task(config, set)
     if not config.numbered:
         # They count what to train on where the recipe names no data; the command line may have named some.
         own = dataclasses.replace(config.environment, episodes=EnvironmentConfig().episodes)
@@ -198,6 +199,17 @@ def _given(**values: Any) -> dict[str, Any]:
 def _data(config: Config, given: Mapping[str, Any]) -> Any:
     """The settings of the data; what is ``given`` can only replace those of one set."""
     return dataclasses.replace(one_set(config, "--task or --data"), **given) if given else config.data
+
+
+def _of_another_task(config: Config, overrides: Sequence[str]) -> Config:
+    """The settings without what belongs to the recipe's task: its rewards, what counts as correct by them, and settings
+    of demonstrations. What ``overrides`` say of these stays."""
+    keys = [text.partition("=")[0].strip() for text in overrides]
+    rewards = config.rewards if any(key.partition(".")[0] == "rewards" for key in keys) else ()
+    usual = EvalConfig()
+    own = [name for name in ("correct_reward", "correct_at") if not {"eval", f"eval.{name}"} & {*keys}]
+    judged = dataclasses.replace(config.eval, **{name: getattr(usual, name) for name in own})
+    return dataclasses.replace(config, rewards=rewards, eval=judged, sft=SftConfig())
 
 
 def _config(model: str, recipe: Path | None, overrides: tuple[str, ...]) -> Config:
