@@ -199,6 +199,17 @@ def test_steps_that_a_recipe_gives_are_never_taken_for_the_default(place, tmp_pa
         assert plan(again).config == made
 
 
+def test_a_batch_of_more_rows_than_there_are_is_said_to_pass_over_them_more_often_than_was_asked(place, tmp_path):
+    recipe = tmp_path / "r.toml"
+    recipe.write_text(WARM.replace("batch = 8", "batch = 1"))
+    paths = [f"model={place / 'model'}", f"data.train={place / 'rows.jsonl'}"]
+    rows = plan(load(recipe, paths)).config.steps
+    said = [note for note in plan(load(recipe, [*paths, f"sft.batch={2 * rows}"])).notes if "sft.epochs" in note]
+    once = f"2 passes over them; sft.batch = {rows} would have each once in a step"
+    assert said == [f"sft.epochs = 1: {rows} rows make 1 steps of {2 * rows}, {once}"]
+    assert not any("passes" in note for note in plan(load(recipe, [*paths, f"sft.batch={rows}"])).notes)
+
+
 def test_warm_up_is_judged_by_the_steps_that_the_epochs_make(place, tmp_path):
     """Not by the 100 steps that a recipe has by default: a row for each step makes more."""
     recipe = tmp_path / "r.toml"
