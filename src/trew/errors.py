@@ -52,11 +52,12 @@ class RewardError(TrewError):
     """A reward function that raised, or returned something that is not a list of numbers and None.
 
     ``evidence`` is what its author needs to reproduce it: the completions with their prompts and columns, and the
-    traceback, as plain values; empty if there is none.
+    traceback, as plain values; empty if there is none. ``skippable``: on_failure = "skip" would have gone on.
     """
 
-    def __init__(self, message: str, *, evidence: Mapping[str, Any] | None = None):
+    def __init__(self, message: str, *, evidence: Mapping[str, Any] | None = None, skippable: bool = False):
         self.evidence: Mapping[str, Any] = evidence or {}
+        self.skippable = skippable
         super().__init__(message)
 
 

@@ -166,6 +166,14 @@ def test_a_reward_that_raises_leaves_its_completion_in_the_runs_folder(tmp_path:
     assert not path.exists()
 
 
+def test_skip_is_proposed_only_where_it_would_go_on(tmp_path: Path, model: Path) -> None:
+    few = tmp_path / "few.py"
+    few.write_text("def few(completions): return [1.0]\n")
+    config = configured(tmp_path, model, {"name": f"{few}:few", "on_failure": "skip"})
+    with pytest.raises(RewardError, match=r"returned 1 values for .*\. Repair the function$"):
+        trew.train(config, display=Silent())
+
+
 def test_a_run_in_which_nothing_can_be_judged_ends(tmp_path: Path, model: Path) -> None:
     display = Watching()
     config = configured(

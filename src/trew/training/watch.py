@@ -30,9 +30,9 @@ def failures_saved(run: RunFolder) -> Iterator[None]:
         if not error.evidence:
             raise
         path = run.write_failure(error.evidence)
+        skip = ', or set on_failure = "skip" for this reward to leave such completions without a value'
         raise RewardError(
-            f'{error}; saved with its traceback in {path}. Repair the function, or set on_failure = "skip" for this '
-            "reward to leave such completions without a value"
+            f"{error}; saved with its traceback in {path}. Repair the function" + (skip if error.skippable else "")
         ) from error
 
 

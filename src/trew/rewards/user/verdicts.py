@@ -154,4 +154,5 @@ def _ended(fault: Fault, samples: Sequence[Sample], *, named: str = "") -> Rewar
         }
         for sample in samples[:SAVED]
     ]
-    return RewardError(text, evidence={"error": text, "traceback": fault.trace, "completions": rows})
+    evidence = {"error": text, "traceback": fault.trace, "completions": rows}
+    return RewardError(text, evidence=evidence, skippable=fault.kind != "returned")
