@@ -12,6 +12,7 @@ import torch
 import tiny
 from recipe_help import recipe, training_rows
 from trew.cli import main as cli
+from trew.view.metric_help import help_of
 
 END = "<|im_end|>"
 NEXT = {"\n": {"n": 2.0, "7": 2.0, "p": 1.0}, "n": {"o": 9.0}, "o": {"w": 9.0}, "w": {":": 9.0}, ":": {END: 9.0},
@@ -109,6 +110,7 @@ def test_a_run_calls_tools_and_learns_behind_what_they_say(folder, monkeypatch, 
     assert {row["ending"] for row in table} == {"done", "turns"}
     assert len({row["score"] for row in table}) == 2
     assert rows[0]["grad_norm"] > 0
+    assert [name for name in rows[0] if name != "step" and not help_of(name)] == [], "docs/runs.md lists every metric"
 
 
 def test_tools_that_cannot_be_used_end_a_run_before_it_begins(folder, monkeypatch, capsys):
