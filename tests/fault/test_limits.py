@@ -151,6 +151,16 @@ def test_the_smallest_number_is_named_or_runs(key, tmp_path):
     assert not said or said.startswith(f"{key}: got")
 
 
+def test_a_seed_that_is_named_as_accepted_is():
+    most = refused(("seed", -1)).rpartition(" to ")[2].replace(",", "")
+    assert refused(("seed", int(most))) == ""
+    assert refused(("seed", int(most) + 1)).endswith("accepts at most 2,147,483,647")
+    from trew.reward_training.settings import problems
+
+    found = problems(load_settings(None, ["model='m'", "seed=-1"]))
+    assert "seed: got -1, accepts a whole number from 0 to 2,147,483,647" in found
+
+
 def test_prompts_and_completions_have_a_product():
     said = refused(("rollout.prompts", 10_000), ("rollout.completions", 10_000))
     assert said.startswith(

@@ -93,7 +93,7 @@ def _counts(c: Config) -> Iterator[str]:
 
 
 def _top(c: Config) -> Iterator[str]:
-    yield from _need(c, 0 <= c.seed < 2**63, "seed", "a whole number from 0 to 2**63 - 1")
+    yield from _need(c, c.seed >= 0, "seed", f"a whole number from 0 to {limits.WHOLE:,}")
     yield from _need(c, bool(c.model.strip()), "model", "a folder, a hub id, or 'smollm2-135m-instruct'")
     known = c.device in ("auto", "cpu", "mps") or c.device.partition(":")[0] == "cuda"
     yield from _need(c, known, "device", "'auto', 'cpu', 'mps', 'cuda' or 'cuda:N'")

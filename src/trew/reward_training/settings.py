@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..config import Dtype, Kernels, LearnerConfig, Overlong, Schedule, build, read_table
+from ..config import Dtype, Kernels, LearnerConfig, Overlong, Schedule, build, limits, read_table
 from ..errors import ConfigError
 from ..utils.toml import dump_table
 
@@ -136,7 +136,7 @@ def problems(settings: RewardTraining) -> list[str]:
     }.items():  # fmt: skip
         need(name, 0 <= value < float("inf"), "0 or more")
     need("model", bool(s.model.strip()), "a folder or a hub id: a causal language model, or a reward model")
-    need("seed", 0 <= s.seed < 2**63, "a whole number from 0 to 2**63 - 1")
+    need("seed", s.seed >= 0, f"a whole number from 0 to {limits.WHOLE:,}")
     need("learner.lr", 0 < s.learner.lr < 1, "a number above 0 and below 1")
     need("learner.adam_beta1", 0 <= s.learner.adam_beta1 < 1, "a number from 0 up to, not including, 1")
     need("learner.adam_beta2", 0 <= s.learner.adam_beta2 < 1, "a number from 0 up to, not including, 1")
