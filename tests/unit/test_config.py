@@ -107,6 +107,7 @@ def test_overrides_come_last(tmp_path):
     assert (config.learner.lr, config.model, config.rollout.stop) == (1e-5, "./b", ("x",))
     assert config.data.args == {"largest": 12}
     assert config.out == "runs/my"
+    assert load(recipe, "learner.lr=1e-5") == load(recipe, ["learner.lr=1e-5"])  # one text is no list of letters
 
 
 @pytest.mark.parametrize(

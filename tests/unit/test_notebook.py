@@ -11,6 +11,7 @@ import trew
 from rollouts_help import answers
 from trew.errors import ConfigError
 from trew.runs import notebook
+from trew.training import start
 from trew.types import Prompt, Score, ScoredGroup
 from trew.utils.console import Display, Silent
 
@@ -42,6 +43,7 @@ def test_a_recipe_may_be_a_mapping_and_rows_are_told_as_they_are_written(tmp_pat
     told = []
     summary = trew.train(table(tmp_path), set=["steps=2"], on_row=told.append, display=shown)
     assert summary["steps"] == 2
+    assert start._config(table(tmp_path), "steps=2") == start._config(table(tmp_path), ["steps=2"])
     run = trew.load_run(tmp_path / "run")
     assert [row["step"] for row in told] == [0, 1, 2, 2] == [row["step"] for row in run.rows]
     assert told[1]["reward"] == run.rows[1]["reward"]
@@ -115,5 +117,6 @@ def test_curves_are_a_picture_of_all_runs(tmp_path):
     assert ET.fromstring(svg).tag.endswith("svg")
     for name in ("a reward", "b accuracy", "a held out, 95 %"):
         assert name in svg
+    assert trew.curves(tmp_path / "a", metrics="reward") == trew.curves(tmp_path / "a", metrics=["reward"])
     picture.save(tmp_path / "x.svg")
     assert (tmp_path / "x.svg").read_text() == svg

@@ -64,7 +64,7 @@ def apply_overrides(table: dict[str, Any], overrides: Iterable[str]) -> None:
     {'data': [{'name': 'a', 'weight': 2}]}
     """
     problems = []
-    for text in overrides:
+    for text in [overrides] if isinstance(overrides, str) else overrides:  # one text is no list of letters
         key, equals, raw = text.partition("=")
         if not equals or not all(part for part in key.strip().split(".")):
             problems.append(f"--set {text!r}: expected key=value, for example --set learner.lr=1e-5")

@@ -54,6 +54,7 @@ def curves(
     Every name in metrics.jsonl is a metric (docs/runs.md lists them).
     """
     loaded = [run if isinstance(run, RunData) else load_run(run) for run in runs]
+    metrics = [metrics] if isinstance(metrics, str) else metrics  # one name is no list of letters
     series: list[Series] = []
     for run in loaded:
         named = f"{run.name} " if len(loaded) > 1 else ""

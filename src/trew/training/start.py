@@ -66,7 +66,7 @@ def train(
     Where a launcher started several ranks (``cluster.learner``), all of them call this. Rank 0 drives the run; on the
     others this returns an empty dictionary once it has ended, and raises LostRankError if another rank died.
     """
-    config = launch.with_ranks(_config(recipe, [*set]))
+    config = launch.with_ranks(_config(recipe, set))
     display = display or notebook.display()
     if on_row is not None:
         display.listeners.append(on_row)
@@ -83,8 +83,9 @@ def train(
         )  # fmt: skip
 
 
-def _config(recipe: Config | Mapping[str, Any] | str | Path, overrides: list[str]) -> Config:
+def _config(recipe: Config | Mapping[str, Any] | str | Path, overrides: Iterable[str]) -> Config:
     """The configuration of a recipe in any of its forms, with a run folder."""
+    overrides = [overrides] if isinstance(overrides, str) else [*overrides]
     if isinstance(recipe, (str, Path)):
         return planning.read(Path(recipe), overrides)
     if isinstance(recipe, Config):
