@@ -8,6 +8,7 @@ import re
 import pytest
 
 import tiers
+import tiny
 from trew.cli import main as cli
 
 GOOD = """
@@ -197,6 +198,18 @@ def test_bad_input_is_refused_with_one_message(args, message, capsys):
     said = capsys.readouterr().err
     assert message in said
     assert "Traceback" not in said
+
+
+def test_an_opening_that_raises_is_one_message_of_one_line(tmp_path, capsys):
+    tiny.save(tmp_path / "lm")
+    (tmp_path / "own.py").write_text("def e(row, seed):\n    raise ValueError('no board')\n    yield 'hi'\n")
+    recipe = tmp_path / "r.toml"
+    recipe.write_text(f'model = "{tmp_path / "lm"}"\n[environment]\nname = "{tmp_path / "own.py"}:e"\nworkers = 1\n')
+    with pytest.raises(SystemExit) as end:
+        cli.main(["train", str(recipe), "--dry-run", "--set", "objective.beta=0"])
+    [said] = capsys.readouterr().err.strip().splitlines()[-1:]
+    assert end.value.code == 2
+    assert f"' failed: raised ({tmp_path / 'own.py'}:2): ValueError: no board; trew env " in said
 
 
 def test_the_number_of_episodes_to_train_on_does_not_matter_to_an_evaluation_on_data(tmp_path, capsys):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -178,12 +179,25 @@ def _openings(settings: EnvironmentConfig, prompts: Sequence[Prompt]) -> list[Sa
         while len(found) < len(keys):
             for answer in hosts.poll(None):
                 if answer.say is None:
-                    uid, error = keys[answer.key].uid, answer.error.rstrip()
-                    raise ConfigError(f"environment: the opening of prompt {uid!r} failed: {answer.kind}: {error}")
+                    raise ConfigError(
+                        f"environment: the opening of prompt {keys[answer.key].uid!r} failed: {answer.kind}"
+                        f"{_brief(answer.error)}; trew env {settings.name} --check tries it by itself"
+                    )
                 found[answer.key] = answer.say
         return [found[key] for key in keys]
     finally:
         hosts.close()
+
+
+def _brief(error: str) -> str:
+    r"""An error of an environment in one line: the last of its traceback, and the place that is named last.
+
+    >>> _brief('Traceback (most recent call last):\n  File "e.py", line 4, in e\n    1 / 0\nZeroDivisionError: 1 / 0\n')
+    ' (e.py:4): ZeroDivisionError: 1 / 0'
+    """
+    places = re.findall(r'^ +File "(.+)", line (\d+)', error, re.MULTILINE)
+    where = " ({}:{})".format(*places[-1]) if places else ""
+    return f"{where}: {error.rstrip().rpartition(chr(10))[2]}"
 
 
 def _format(renderer: Renderer, config: Config) -> ToolFormat:
