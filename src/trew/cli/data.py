@@ -424,7 +424,7 @@ def _refuse_existing(paths: Iterable[Path], overwrite: bool) -> None:
 
     there = [str(path) for path in paths if path.exists()]
     if there and not overwrite:
-        raise ConfigError(f"{', '.join(there)}: already exists; choose another --out, or add --overwrite")
+        raise ConfigError(f"{', '.join(there)}: already exists; choose another name, or add --overwrite")
 
 
 def _refuse_other_formats(paths: Iterable[Path]) -> None:
@@ -435,7 +435,7 @@ def _refuse_other_formats(paths: Iterable[Path]) -> None:
     others = [path.with_suffix(suffix) for path in paths for suffix in SUFFIXES if suffix != path.suffix]
     if there := [str(path) for path in others if path.exists()]:
         raise ConfigError(
-            f"{', '.join(there)}: holds the same split in another format; remove it or choose another --out"
+            f"{', '.join(there)}: holds the same split in another format; remove it or choose another folder"
         )
 
 
