@@ -227,6 +227,16 @@ def test_golds_that_can_never_score_fail_the_test(tmp_path: Path, capsys: pytest
     assert "3,000" in said
 
 
+def test_a_reward_that_asks_for_no_right_answer_need_not_give_golds_more(capsys: pytest.CaptureFixture[str]) -> None:
+    """The function and the command of recipes/custom_reward.toml: the gold 9 is shorter than the wrong answer 10."""
+    spec = str(Path(__file__).parents[2] / "recipes" / "custom_reward.py")
+    rows = ["--task", "arithmetic", "--limit", "50"]
+    assert run(["rewards", "test", f"{spec}:brief", *rows, "--set", "characters=12"]) == 0
+    assert "gold scores" not in capsys.readouterr().out
+    run(["rewards", "test", f"{spec}:close", *rows])
+    assert "the gold can score" in capsys.readouterr().out
+
+
 def test_a_constant_reward_is_told_what_it_was_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path, "def f(completions, **kwargs):\n    return [0.0 for c in completions]\n")
     turns = [{"role": "user", "content": "?"}]

@@ -6,7 +6,7 @@ import statistics
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -203,9 +203,8 @@ def _try_function(rewards: RewardSet, prompts: Sequence[Prompt]) -> Iterator[Che
     yield (same := _same(got, labels))
     yield (batch := _batch(rewards, groups, got))
     if same.holds and batch.holds:  # else the next ones would only say so again
-        for check in (_reachable(rewards, prompts), _credit(rewards, prompts)):
-            if check is not None:
-                yield check
+        about_golds = (_reachable, _credit) if _reads_rows(rewards, prompts) else ()
+        yield from (check for trial in about_golds if (check := trial(rewards, prompts)) is not None)
         some = sum(len(group.rollouts) for group in groups[:ALONE])
         yield from _elsewhere(rewards, groups[:ALONE], [values[0] for values in got[:some]], labels[:some])
     yield _withstands(rewards, prompts[:HOSTILE_ROWS])
@@ -242,6 +241,25 @@ def _batch(rewards: RewardSet, groups: Sequence[Group], got: Sequence[Sequence[f
             differs.append(f"{group.prompt.uid}: {alone} alone, {together} with the other prompts")
     numbers = _count(differs, "difference", of=f"{min(len(groups), ALONE)} prompts")
     return Check("values do not depend on the batch", not differs, numbers, tuple(differs))
+
+
+def _reads_rows(rewards: RewardSet, prompts: Sequence[Prompt]) -> bool:
+    """Whether some answer scores otherwise beside the columns of a row with another gold. Else the function asks for no
+    right answer, as one for lengths does, which likes a longer gold more than a shorter wrong answer by chance."""
+    rows = [(prompt, gold) for prompt in prompts if (gold := first_column(prompt.columns)) is not None]
+    others = [prompt for prompt, gold in rows if gold != rows[0][1]][:1]
+    if not others:  # it cannot be told
+        return True
+    groups = []
+    for prompt, gold in rows:
+        texts = [form.format(text) for form in FORMS for text in _gold_plain_and_wrong(gold)]
+        other = others[0] if gold == rows[0][1] else rows[0][0]
+        groups += [text_group(prompt, texts), text_group(replace(prompt, columns=other.columns), texts)]
+    try:
+        scored = rewards.score(groups)
+    except RewardError:  # it looks at both, and minds
+        return True
+    return values_of(scored[::2]) != values_of(scored[1::2])
 
 
 def _reachable(rewards: RewardSet, prompts: Sequence[Prompt]) -> Check | None:
