@@ -15,6 +15,7 @@ from transformers import AutoModelForSequenceClassification
 
 import tiny
 from scorer_help import group, save_scorer
+from trew.cli.main import run
 from trew.config import RewardConfig
 from trew.errors import ConfigError, RewardError
 from trew.rewards import RewardSet
@@ -88,6 +89,16 @@ def test_batches_hold_every_row_once_and_stay_within_the_budget(lengths, budget)
     assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
     for batch in batches:
         assert len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= budget
+
+
+def test_a_model_is_tried_to_the_end(folder, tmp_path, capsys):
+    """Also on texts that no tokenizer takes; scores may differ by the rounding of batches."""
+    turns = [{"prompt": [{"role": "user", "content": f"{i} + {i}?" * i}], "answer": 2 * i} for i in range(1, 30)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in turns))
+    assert run(["rewards", "test", str(folder), "--data", str(tmp_path / "rows.jsonl")]) == 0
+    said = capsys.readouterr().out
+    assert "ok      hostile texts get a number" in said
+    assert "ok      values do not depend on the batch" in said
 
 
 def test_rows_of_another_task_have_no_score(folder):

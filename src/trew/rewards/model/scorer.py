@@ -61,6 +61,7 @@ class Encoder:
 
     def whole(self, prompt: Prompt, text: str) -> list[int]:
         """Prompt and completion. Raises DataError if there is no template, or it refuses the messages."""
+        text = _sound(text)
         spelled = any(token in text for token in self._special)
         # A text has the tokenizer's own special tokens; a rendered chat has those of its template.
         if prompt.messages is None:
@@ -88,7 +89,7 @@ class Encoder:
             ids = self._bare(self._template([*map(dict, prompt.messages)], uid=prompt.uid, generation_prompt=True))
         ids, at, marks = list(ids), [], self._bare(mark)
         for step in steps:
-            ids += self._letters(step) + marks
+            ids += self._letters(_sound(step)) + marks
             at.append(len(ids) - 1)
         return ids, at
 
@@ -113,6 +114,15 @@ class Encoder:
         except Exception as error:  # templates raise jinja2's errors, or whatever Python does inside them
             first = next(iter(str(error).splitlines()), type(error).__name__)
             raise DataError(f"prompt {uid!r}: the reward model's chat template refuses the messages: {first}") from None
+
+
+def _sound(text: str) -> str:
+    r"""Half of a surrogate pair, which no tokenizer takes, as a question mark.
+
+    >>> _sound("caf\u00e9 \ud800")
+    'café ?'
+    """
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 class Scorer:
