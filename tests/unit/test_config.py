@@ -100,6 +100,14 @@ def test_any_string_survives_toml(text):
     assert parse(tomllib.loads(dumps(config))) == config
 
 
+def test_the_settings_of_a_reward_models_training_are_named_as_such(tmp_path):
+    """Of its run, which trew eval and trew chat are given by mistake, ten keys were unknown."""
+    (tmp_path / "config.toml").write_text('model = "m"\nepochs = 1\n[data]\npairs = "p.jsonl"\nruns = []\n')
+    with pytest.raises(ConfigError, match=r"settings of a reward model's training .* trew train-reward") as refused:
+        load(tmp_path / "config.toml")
+    assert "unknown key" not in str(refused.value)
+
+
 def test_overrides_come_last(tmp_path):
     recipe = tmp_path / "my.toml"
     recipe.write_text('model = "a"\n[learner]\nlr = 1e-6\n')

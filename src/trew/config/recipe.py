@@ -28,6 +28,11 @@ def load(path: str | Path, overrides: Iterable[str] = ()) -> Config:
     table = read_table(path, overrides)
     if "iterate" in table:
         raise ConfigError(f"{path}: is a recipe for rounds (it has an [iterate] table); run it with trew iterate")
+    if isinstance(data := table.get("data"), dict) and {"pairs", "runs"} & {*data}:
+        raise ConfigError(
+            f"{path}: has settings of a reward model's training (data.pairs, data.runs); trew train-reward reads them, "
+            "and a [[rewards]] table of another recipe uses its model, as model = 'RUN/final'"
+        )
     return parse(table, base=Path(path).parent)
 
 
