@@ -243,6 +243,9 @@ def test_rounds_of_policy_and_reward_model(tmp_path):
     assert after["accuracy_after"] == before["accuracy_after"]
     said = trew("iterate", path, "--out", "it", "--resume", "--set", "iterate.replay=0.5", cwd=tmp_path, code=2)
     assert "iterate.replay: the run was started with 0.1, now it is 0.5" in said
+    said = trew("iterate", path, "--out", "it", "--resume", "--set", "iterate.rounds=1", cwd=tmp_path, code=2)
+    assert "iterate.rounds: got 1, but it has begun round 2; give that many or more" in said
+    assert json.loads((out / "summary.json").read_text()) == after, "no round is left out"
 
 
 def test_rounds_with_dynamic_sampling_go_on_behind_all_prompts_that_were_drawn(tmp_path):

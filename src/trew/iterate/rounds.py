@@ -143,6 +143,7 @@ def iterate(
     with RunFolder.open(out, resume=resume, overwrite=overwrite, layout=LAYOUT) as folder:
         # Before config.toml is replaced: a refused resume leaves the run's settings as they were.
         if folder.resumed:
+            _refuse_fewer(folder.folder, recipe.rounds.rounds)
             for change in check_changes(folder.folder, dumps(recipe), free=FREE_IN_ROUNDS, allow=allow_changes):
                 display.line(f"note: {change}")
         folder.write_config(dumps(recipe))
@@ -165,6 +166,17 @@ def iterate(
 
 # --------------------------------------------------------------------------------------------------------------------
 # Before anything is loaded
+
+
+def _refuse_fewer(folder: Path, rounds: int) -> None:
+    """Raises ConfigError if more rounds have begun: table, page and summary would leave them out."""
+    numbers = [path.name.removeprefix("round-") for path in folder.glob("round-*")]
+    begun = max((int(number) for number in numbers if number.isdecimal()), default=0)
+    if begun > rounds:
+        raise ConfigError(
+            f"iterate.rounds: got {rounds}, but {folder} has begun round {begun}; give that many or more, as --set "
+            f"iterate.rounds={begun} did"
+        )
 
 
 def check(recipe: Recipe, *, found: Sequence[str] = ()) -> tuple[RewardConfig, str]:
