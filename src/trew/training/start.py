@@ -113,12 +113,15 @@ def lead(
     display = display or Display()
     if orders is not None:
         check_nodes(orders.ranks.local_sizes, config.cluster.shard, how="the launcher started")
+        launch.check_device(config, orders.ranks.device)
     busy = [
         *runs.problems(config.out, resume=resume, overwrite=overwrite),
         *trackers.problems(config.track.to),
     ]
     # Problems with the folder are reported together with all others.
     plan = planning.plan(config, found=busy, bar=display.bar)
+    if orders is not None:
+        plan = dataclasses.replace(plan, device=str(orders.ranks.device))  # as on the others
     with (
         RunFolder.open(config.out, resume=resume, overwrite=overwrite) as folder,
         warnings.catch_warnings(),

@@ -119,11 +119,13 @@ def shares(config: Config, gpus: list[str], *, device: str) -> list[str]:
     # The learner has the first GPUs.
     taken = gpus[: count * each] if config.cluster.colocate else gpus[len(gpus) - count * each :]
     kind, _, index = device.partition(":")
-    learner = gpus[int(index or 0)] if kind == "cuda" else None
+    first, ranks = int(index or 0), int(os.environ.get("LOCAL_WORLD_SIZE") or 1)  # of this node, from its first GPU on
+    learners = gpus[first : first + ranks] if kind == "cuda" else []
+    shared = next((gpu for gpu in learners if gpu in taken), None)
     given = {option_name(name) for name in config.cluster.server_args}
-    if learner in taken and not config.cluster.colocate and "gpu-memory-utilization" not in given:
+    if shared is not None and not config.cluster.colocate and "gpu-memory-utilization" not in given:
         raise ConfigError(
-            f"cluster.servers: got {count} with cluster.server_gpus = {each}, so that a server shares GPU {learner} "
+            f"cluster.servers: got {count} with cluster.server_gpus = {each}, so that a server shares GPU {shared} "
             "with the learner, and vLLM takes most of a GPU's memory unless it is told not to; set cluster.colocate = "
             "true, so that they take turns, or cluster.server_args.gpu-memory-utilization, to 0.4 for example"
         )
