@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -345,6 +346,28 @@ def test_a_gpu_of_any_rank_is_not_a_servers(monkeypatch):
     assert launch.shares(config(servers=1), four, device="cuda:0") == ["3"]
     with pytest.raises(ConfigError, match="a server shares GPU 2 with the learner"):
         launch.shares(config(servers=2), four, device="cuda:0")
+
+
+def test_weights_are_no_stream_of_nccl_within_a_gpu():
+    """Two processes of one group may not have the same GPU."""
+    own = {"gpus": 1, "device": "cuda:0"}
+    shared = {"servers": 1, "server_args": {"gpu-memory-utilization": 0.4}}
+    assert launch.backend(config(**shared), **own, shared=True) == "trew_files"
+    assert launch.backend(config(**shared, sync="ipc"), **own, shared=True) == "trew_memory"
+    with pytest.raises(ConfigError, match=r"cluster.sync: got 'nccl', but a server shares a GPU with the learner"):
+        launch.backend(config(**shared, sync="nccl"), **own, shared=True)
+
+
+def test_a_server_on_the_learners_gpu_takes_files(tmp_path, monkeypatch):
+    tiny.save(tmp_path / "m", "qwen2")
+    found = SimpleNamespace(problems=list, cpu=False, python=tmp_path / "python")
+    monkeypatch.setattr(launch.environment, "find", lambda python: tmp_path)
+    monkeypatch.setattr(launch.environment, "probe", lambda python: found)
+    made = {"model": tmp_path / "m", "device": "cuda:0", "folder": tmp_path / "s"}
+    for gpus, backend in ((["7"], "trew_files"), (["6", "7"], "trew_stream")):
+        monkeypatch.setattr(launch, "visible", lambda gpus=gpus: gpus)
+        of_run = config(servers=1, server_args={"gpu-memory-utilization": 0.4})
+        assert launch.servers(of_run, **made).backend == backend
 
 
 def test_an_environment_that_cannot_serve_is_refused(tmp_path):

@@ -41,17 +41,25 @@ def servers(config: Config, *, model: Path, device: str, folder: Path) -> Server
     # vLLM's build for CPUs uses none, whatever the machine has.
     gpus = [] if found.cpu else shares(config, visible(), device=device)
     made = options(config, python=found.python, model=model, gpus=config.cluster.server_gpus if gpus else 0)
-    made = dataclasses.replace(made, backend=backend(config, gpus=made.gpus, device=device))
+    shared = bool({*_of_ranks(visible(), device)[:1]} & {gpu for each in gpus for gpu in each.split(",")})
+    made = dataclasses.replace(made, backend=backend(config, gpus=made.gpus, device=device, shared=shared))
     if gpus and config.cluster.colocate:
         made = dataclasses.replace(made, share=share_of(*torch.cuda.mem_get_info(device)))
     return Servers(made, count=config.cluster.servers, folder=folder, devices=gpus)
 
 
-def backend(config: Config, *, gpus: int, device: str) -> str:
+def backend(config: Config, *, gpus: int, device: str, shared: bool = False) -> str:
     """The engine of trew-vllm that servers are started with: that of cluster.sync; with ``auto``, the one for streams
-    if learner and servers have GPUs of their own. All of them take files as well."""
+    if learner and servers have GPUs of their own. All of them take files as well. ``shared``: a server has the GPU that
+    rank 0 would send from, and no two processes of a group of NCCL may have the same. Raises ConfigError where the
+    recipe names that route."""
     cluster = config.cluster
-    apart = gpus > 0 and device.startswith("cuda") and not cluster.colocate
+    if shared and cluster.sync == "nccl":
+        raise ConfigError(
+            "cluster.sync: got 'nccl', but a server shares a GPU with the learner, and NCCL connects different GPUs: "
+            "set cluster.sync = 'ipc' or 'files'"
+        )
+    apart = gpus > 0 and device.startswith("cuda") and not (cluster.colocate or shared)
     return ENGINES["nccl"] if cluster.sync == "auto" and apart else ENGINES[cluster.sync]
 
 
@@ -104,6 +112,13 @@ def visible() -> list[str]:
     return named[:count] if named else [str(i) for i in range(count)]
 
 
+def _of_ranks(gpus: list[str], device: str) -> list[str]:
+    """The GPUs of the ranks on this node, that of rank 0, whose ``device`` is given, first."""
+    kind, _, index = device.partition(":")
+    first, ranks = int(index or 0), int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+    return gpus[first : first + ranks] if kind == "cuda" else []
+
+
 def shares(config: Config, gpus: list[str], *, device: str) -> list[str]:
     """The GPUs of each server, as values of CUDA_VISIBLE_DEVICES: the last ones, since the learner has the first; with
     cluster.colocate the first as well.
@@ -118,10 +133,7 @@ def shares(config: Config, gpus: list[str], *, device: str) -> list[str]:
         )
     # The learner has the first GPUs.
     taken = gpus[: count * each] if config.cluster.colocate else gpus[len(gpus) - count * each :]
-    kind, _, index = device.partition(":")
-    first, ranks = int(index or 0), int(os.environ.get("LOCAL_WORLD_SIZE") or 1)  # of this node, from its first GPU on
-    learners = gpus[first : first + ranks] if kind == "cuda" else []
-    shared = next((gpu for gpu in learners if gpu in taken), None)
+    shared = next((gpu for gpu in _of_ranks(gpus, device) if gpu in taken), None)
     given = {option_name(name) for name in config.cluster.server_args}
     if shared is not None and not config.cluster.colocate and "gpu-memory-utilization" not in given:
         raise ConfigError(
