@@ -173,6 +173,16 @@ def test_ranks_and_servers_that_take_turns_share_a_gpu_and_leave_it_for_memory(m
     assert "weights" not in before
 
 
+def test_a_server_with_a_share_of_its_own_may_have_the_gpu_of_a_rank(model):
+    """As a run lets it; both are there at once."""
+    alone = Fleet(1, 1, 80 * GIB)
+    found = mapped(model, alone, learner=1, rollout="vllm", servers=1, server_args={"gpu-memory-utilization": 0.4})
+    assert who(found)[0] == ["rank 0", "server 0"]
+    assert found.fits
+    assert gpu(found).need == sum(tenant.peak for tenant in gpu(found).tenants) > 0.4 * 80 * GIB
+    assert "gpu-memory-utilization" in mapped(model, alone, learner=1, rollout="vllm", servers=1).problems[0]
+
+
 def test_options_of_servers_count_however_their_names_are_written(model):
     """vLLM takes both."""
     found = [mapped(model, rollout="vllm", servers=1, server_args={name: 0.4})

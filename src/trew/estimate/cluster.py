@@ -288,19 +288,22 @@ def _numbered(one: Tenant, numbers: Sequence[int] | range) -> Iterator[Tenant]:
 
 
 def _on_gpus(config: Config, rank: Tenant, server: Tenant | None, fleet: Fleet) -> tuple[list[Device], list[str]]:
-    """Every GPU with its tenants: ranks take the first ones of every node, servers the last ones of the first node."""
+    """Every GPU with its tenants: ranks take the first ones of every node, servers the last ones of the first node.
+    They may have the same ones in turns, or at once where the recipe says which share of a GPU a server takes."""
     ranks, each, colocated = config.cluster.learner, config.cluster.server_gpus, config.cluster.colocate
+    shared = colocated or server_option(config.cluster, "gpu-memory-utilization", None) is not None
     # Rounded up; where ranks do not divide evenly, that is a problem below.
     on_node = _part(ranks, fleet.nodes)
     servers = config.cluster.servers if server is not None else 0
     problems = []
     if ranks % fleet.nodes:
         problems.append(f"cluster.learner: got {ranks}, accepts a multiple of the {fleet.nodes} nodes")
-    needed = max(on_node, servers * each) if colocated else on_node + servers * each
+    needed = max(on_node, servers * each) if shared else on_node + servers * each
     if needed > fleet.gpus:
         problems.append(
             f"the first node needs {needed} GPUs ({on_node} ranks, {servers} servers of {each}), and has {fleet.gpus}; "
-            "lower cluster.learner or cluster.servers, or set cluster.colocate = true"
+            "lower cluster.learner or cluster.servers"
+            + ("" if shared else ", or set cluster.colocate = true, or cluster.server_args.gpu-memory-utilization")
         )
     devices = []
     for node in range(fleet.nodes):
