@@ -209,6 +209,7 @@ def test_a_teacher_counts_by_its_own_size(tmp_path):
 PASSES = [
     ("grpo", {}, 0), ("grpo", {"inner_updates": 2}, 1), ("otb", {}, 1), ("otb", {"minibatch_prompts": 2}, 1),
     ("kl-cov", {}, 1), ("kl-cov", {"minibatch_prompts": 2, "inner_updates": 3}, 4), ("m2po", {"inner_updates": 2}, 3),
+    ("rloo", {}, 1), ("reinforce-pp", {}, 1),
 ]  # fmt: skip
 
 
@@ -313,6 +314,13 @@ def test_phases_add_up_and_knobs_turn_the_right_way(tmp_path):
     assert all(k.peak < m.peak for k in turns)
     assert any("learner.microbatch_tokens" in k.settings for k in turns)
     assert any("lora.rank = 16" in str(k) for k in turns)
+
+
+@pytest.mark.parametrize(("older", "correction", "passes"), [(1, "tis", 1), (1, "none", 0), (0, "tis", 0)])
+def test_completions_of_older_weights_take_a_pass_where_they_are_corrected(older, correction, passes):
+    """As ``frozen._old_logprobs`` decides."""
+    c = dataclasses.replace(Config(model="m"), rollout=RolloutConfig(stale_steps=older))
+    assert times.policy_passes(c, preset("grpo", beta=0.0, correction=correction)) == passes
 
 
 def with_critic(c: Config) -> estimate.Estimate:

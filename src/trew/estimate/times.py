@@ -72,13 +72,17 @@ def _rate(rows: int, s: Sizes, *, dtype: torch.dtype, device: str, plan: Plannin
 def policy_passes(config: Config, objective: Objective) -> int:
     """Passes of the policy in a step that give log-probs and no gradient.
 
-    One before the updates, where the policy moves between two of them or completions are of older weights, a teacher is
-    compared with it, or the objective reads of its distributions what the engine does not report; and one in each
-    inner update where the objective must see the whole optimizer step before its first gradient.
+    One before the updates, where the policy moves between two of them, a teacher or in the rewards a reference is
+    compared with it, or the objective reads of its distributions what the engine does not report; of completions of
+    older weights, where the objective corrects for them, since otherwise the sampler's log-probs count. And one in each
+    inner update where the objective must see a whole optimizer step before its first gradient.
     """
-    moves = config.optimizer_steps > config.steps or config.cluster.staleness > 0
+    older = config.cluster.staleness > 0 or config.rollout.stale_steps > 0
+    corrected = any(correction.mismatch for correction in objective.correction)
+    compared = objective.distillation > 0 or (objective.beta > 0 and objective.reference.place != "loss")
+    moves = config.optimizer_steps > config.steps
     reads = set(objective.needs) & ({"score_norms"} | ({"entropies"} if config.cluster.rollout == "vllm" else set()))
-    before = moves or objective.distillation > 0 or bool(reads)
+    before = (corrected if older else moves or compared) or bool(reads)
     return before + config.learner.inner_updates * objective.sees_step
 
 
