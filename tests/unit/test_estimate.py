@@ -20,7 +20,16 @@ import tiny
 import trew
 from trew import estimate
 from trew.cli.main import main
-from trew.config import Config, CriticConfig, LearnerConfig, LoraConfig, RolloutConfig, TeacherConfig, parse
+from trew.config import (
+    Config,
+    CriticConfig,
+    EnvironmentConfig,
+    LearnerConfig,
+    LoraConfig,
+    RolloutConfig,
+    TeacherConfig,
+    parse,
+)
 from trew.estimate import advice, passes, times
 from trew.estimate import run as estimating
 from trew.estimate.memory import WHOLE_STEP, coefficients, optimizer, weights
@@ -204,6 +213,21 @@ def test_a_teacher_counts_by_its_own_size(tmp_path):
         for phase in ("generating", "training"):
             assert taught.memory.total(phase) - alone.memory.total(phase) == extra
     assert taught.seconds["log-probs"] > alone.seconds.get("log-probs", 0.0)
+
+
+def test_rows_of_episodes_that_wait_for_their_environments_are_kept(tmp_path):
+    """As many as are decoded, as ``decode.Schedule`` holds, but no more than a step has episodes."""
+
+    def kept(prompts: int, **more) -> int:
+        c = config(
+            saved(tmp_path, **WIDE), rollout={"prompts": prompts, "completions": 2, "batch": 16, "max_tokens": 40}
+        )
+        return made(dataclasses.replace(c, kernels="plain", **more)).memory.parts["generating"]["cache"]
+
+    plays = {"environment": EnvironmentConfig(name="guess", turns=1, observation_tokens=0)}
+    assert [kept(8, **plays), kept(8)] == [kept(8)] * 2, "all of a step are decoded at once"
+    assert kept(12, **plays) > 1.3 * kept(12)
+    assert kept(16, **plays) == kept(40, **plays) > 1.8 * kept(16)
 
 
 PASSES = [

@@ -157,20 +157,26 @@ def cache(s: Sizes, config: Config, load: Load) -> int:
     """2 L K b bytes a token: pages of 32 tokens, a prompt's once for its group, up to a whole chunk.
 
     The model's own forward: 2 L K b bytes for each row, prompt and completion side by side, and 64 columns. On a GPU
-    rows and columns up to the next bucket, and one row more.
+    rows and columns up to the next bucket, and one row more. Elsewhere the rows of as many episodes are held beside
+    those that are decoded, until their environments have answered.
     """
     token = 2 * s.layers * s.kv_heads * s.head_dim
     if load.static is not None:
         return load.static.cache.layer * s.layers + load.static.cache.rest
     if not load.native_decode or load.plan is None:
-        return token * _width(config) * load.rows * (load.prompt + load.completion + 64)
+        return token * _width(config) * _rows_kept(config, load) * (load.prompt + load.completion + 64)
     # S rows in sequence belong to at most ceil(S / G) + 1 groups: they may begin and end inside one.
-    prompts = -(-load.rows // load.group) + 1
-    pages = prompts * -(-load.prompt // load.plan.page) + load.rows * -(-load.completion // load.plan.page)
+    rows = _rows_kept(config, load)
+    prompts = -(-rows // load.group) + 1
+    pages = prompts * -(-load.prompt // load.plan.page) + rows * -(-load.completion // load.plan.page)
     page = _width(config) * token * load.plan.page
     # The cache grows by chunks of whole pages.
     chunk = max(1, CHUNK // page) * page
     return -(-pages * page // chunk) * chunk
+
+
+def _rows_kept(config: Config, load: Load) -> int:
+    return min(2 * load.rows, config.rollout.prompts * config.rollout.completions) if config.plays else load.rows
 
 
 def decoding(s: Sizes, config: Config, load: Load) -> int:
