@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from trew.config.cluster import server_option
 from trew.estimate.cluster import GIB, ClusterMap, Device, Fleet, cluster_map, table
 from trew.estimate.sizes import sizes_of
 from trew.objective import preset
+from trew.rollout.vllm import launch
 
 NODE = Fleet(1, 8, 80 * GIB)
 
@@ -199,6 +201,19 @@ def test_a_model_that_is_too_large_does_not_fit(model):
     assert "DOES NOT FIT" in "\n".join(table(found))
     served = mapped(model, small, learner=1, rollout="vllm", servers=1)
     assert any("leaves no memory for keys and values" in problem for problem in served.problems)
+
+
+def test_a_server_on_cpus_has_the_cache_that_it_is_started_with(tmp_path):
+    """For prompts as long as the data may have, and of free memory an eighth at most, which all servers share."""
+    made = config(saved(tmp_path, "llama", num_hidden_layers=8), rollout={"batch": 8192, "max_tokens": 300})
+    folder, found = Path(made.model), []
+    for servers, free in ((1, 64 * GIB), (1, 24 * GIB), (2, 24 * GIB)):
+        of_run = replace(made, cluster=ClusterConfig(rollout="vllm", servers=servers))
+        device = cluster_map(of_run, objective=preset("grpo"), prompt=12, fleet=Fleet(cpu_bytes=free)).devices[0]
+        found.append(next(t for t in device.tenants if t.who == "server 0").parts["serving"]["cache"] // GIB)
+        table = json.loads((folder / "config.json").read_text())
+        assert found[-1] == launch.cache_gib(of_run, table, free=free)
+    assert found[0] > found[1] > found[2] == 2
 
 
 def test_without_gpus_everybody_shares_one_memory(model):

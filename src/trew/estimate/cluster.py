@@ -12,6 +12,7 @@ from typing import Any
 
 from ..config import Config
 from ..config.cluster import server_option
+from ..models import loading
 from ..objective import Objective
 from ..utils.memory import free_bytes, used_bytes
 from . import passes
@@ -136,7 +137,7 @@ def cluster_map(config: Config, *, objective: Objective, prompt: int, fleet: Fle
     length = prompt + max(passes.completion_tokens(config, prompt), config.eval.max_tokens)
     if fleet.gpus:
         return _gpu_map(config, s, load, rank, fleet, length=length)
-    return _cpu_map(config, s, rank, fleet, length=length)
+    return _cpu_map(config, s, rank, fleet)
 
 
 def _gpu_map(config: Config, s: Sizes, load: Load, rank: Tenant, fleet: Fleet, *, length: int) -> ClusterMap:
@@ -154,10 +155,11 @@ def _gpu_map(config: Config, s: Sizes, load: Load, rank: Tenant, fleet: Fleet, *
     return ClusterMap((*devices, *nodes), tuple(problems), count)
 
 
-def _cpu_map(config: Config, s: Sizes, rank: Tenant, fleet: Fleet, *, length: int) -> ClusterMap:
+def _cpu_map(config: Config, s: Sizes, rank: Tenant, fleet: Fleet) -> ClusterMap:
     tenants = list(_numbered(rank, range(config.cluster.learner)))
     if started := _started(config):
-        tenants += _numbered(Tenant("server", {"serving": _on_cpu(s, config, length)}), range(started))
+        server = Tenant("server", {"serving": _on_cpu(s, config, fleet.cpu_bytes)})
+        tenants += _numbered(server, range(started))
     if config.cluster.rollout == "vllm":
         tenants.append(_published(s, config))
     return ClusterMap((Device("CPU", tuple(tenants), fleet.cpu_bytes),), ())
@@ -265,11 +267,15 @@ def _on_gpu(s: Sizes, config: Config, free: int | None, *, gpus: int) -> dict[st
     return {"weights": model, "work": SERVER_WORK, "cache": int(share * free) - model - SERVER_WORK}
 
 
-def _on_cpu(s: Sizes, config: Config, length: int) -> dict[str, int]:
-    """vLLM's build for CPUs: b N weights, as much again while they are packed, and whole GiB of cache."""
-    wanted = _cache_bytes(s, config, length) * config.rollout.batch
+def _on_cpu(s: Sizes, config: Config, free: int | None) -> dict[str, int]:
+    """vLLM's build for CPUs: b N weights, as much again while they are packed, and the whole GiB of cache that a run
+    starts it with."""
+    from ..rollout.vllm import launch
+
+    table = loading.load_config(config.model).get_text_config().to_dict()
     model = _width(config) * (s.weights + s.head)
-    return {"process": GIB, "weights": model, "packing": model, "cache": max(1, -(-wanted // GIB)) * GIB}
+    cache = launch.cache_gib(config, table, free=free) * GIB
+    return {"process": GIB, "weights": model, "packing": model, "cache": cache}
 
 
 # ---- who is where

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,31 +68,38 @@ def options(config: Config, *, python: Path, model: Path, gpus: int) -> ServerOp
     """What all servers are started with. ``gpus`` are those of each, 0 on CPUs."""
     files = json.loads((model / "config.json").read_text())
     table: dict[str, Any] = files.get("text_config") or files
-    prompt = max(one.max_prompt_tokens for one in config.sets)
-    reply = max(config.rollout.max_tokens, config.eval.max_tokens)
-    longest = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, max_tokens=reply))
-    length = prompt + longest.completion_tokens  # of an episode, all of its turns
-    # No more than the model has positions, where it says so.
-    length = min(max(length, SHORTEST), positions_of(table) or length)
-    count = config.cluster.servers
+    length, count = length_of(config, table), config.cluster.servers
     return ServerOptions(
         python=python, model=model.absolute(), tokenizer=config.tokenizer, dtype=config.learner.dtype,
         seed=config.seed % 2**32,  # vLLM's own limit; requests bring their own seeds
         max_length=length, sequences=config.rollout.batch, gpus=gpus,
         # Servers and learner take turns in a synchronous run, so that each side may use all processors.
         threads=max(1, len(os.sched_getaffinity(0)) // count),
-        cache_gib=_cache_gib(table, dtype=config.learner.dtype, tokens=length * config.rollout.batch, count=count),
+        cache_gib=cache_gib(config, table, free=free_bytes()),
         sleeps=config.cluster.colocate, more=config.cluster.server_args,
     )  # fmt: skip
 
 
-def _cache_gib(table: dict[str, Any], *, dtype: str, tokens: int, count: int) -> int:
-    """Whole GiB that hold the keys and values of ``tokens`` positions, at most a share of the memory that is free."""
+def length_of(config: Config, table: Mapping[str, Any]) -> int:
+    """The tokens of the longest sequence that servers accept; ``table``: the model's configuration."""
+    prompt = max(one.max_prompt_tokens for one in config.sets)
+    reply = max(config.rollout.max_tokens, config.eval.max_tokens)
+    longest = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, max_tokens=reply))
+    length = prompt + longest.completion_tokens  # of an episode, all of its turns
+    # No more than the model has positions, where it says so.
+    return min(max(length, SHORTEST), positions_of(table) or length)
+
+
+def cache_gib(config: Config, table: Mapping[str, Any], *, free: int | None) -> int:
+    """Whole GiB of keys and values of each server on CPUs: of all sequences that are decoded at once, in full length,
+    but at most a share of the ``free`` bytes."""
+    tokens = length_of(config, table) * config.rollout.batch
     heads = table.get("num_key_value_heads") or table.get("num_attention_heads", 1)
     width = table.get("head_dim") or table.get("hidden_size", 1) // table.get("num_attention_heads", 1)
     # Keys and values: 2 L K b bytes a token.
-    size = 2 * table.get("num_hidden_layers", 1) * heads * width * (4 if dtype == "float32" else 2) * tokens
-    most = (free_bytes() or 8 * GIB) // _CACHE_SHARE // count
+    number = 4 if config.learner.dtype == "float32" else 2
+    size = 2 * table.get("num_hidden_layers", 1) * heads * width * number * tokens
+    most = (free or 8 * GIB) // _CACHE_SHARE // config.cluster.servers
     return max(1, -(-min(size, most) // GIB))
 
 
