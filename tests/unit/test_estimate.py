@@ -230,6 +230,14 @@ def test_rows_of_episodes_that_wait_for_their_environments_are_kept(tmp_path):
     assert kept(16, **plays) == kept(40, **plays) > 1.8 * kept(16)
 
 
+def test_a_replay_takes_no_time_for_generating(tmp_path):
+    c = config(saved(tmp_path))
+    again = made(dataclasses.replace(c, rollout=dataclasses.replace(c.rollout, replay="runs/x")))
+    own = made(c).seconds
+    assert {"prefill", "decoding"} <= own.keys()
+    assert again.seconds == {phase: own[phase] for phase in own if phase not in ("prefill", "decoding")}
+
+
 PASSES = [
     ("grpo", {}, 0), ("grpo", {"inner_updates": 2}, 1), ("otb", {}, 1), ("otb", {"minibatch_prompts": 2}, 1),
     ("kl-cov", {}, 1), ("kl-cov", {"minibatch_prompts": 2, "inner_updates": 3}, 4), ("m2po", {"inner_updates": 2}, 3),

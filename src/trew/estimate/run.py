@@ -83,6 +83,8 @@ def estimate(
     passes_without = int("ref_logprobs" in objective.needs) + in_passes(sizes_of_teacher(config), sizes)
     passes_without += times.policy_passes(config, objective)
     work = times.operations(sizes, config, load, log_prob_passes=passes_without)
+    if config.rollout.replay:  # only evaluations generate
+        work = {phase: count for phase, count in work.items() if phase in ("log-probs", "training")}
     return Estimate(
         config, machine, objective, prompt, sizes, load, memory(sizes, config, load), rates,
         times.seconds(work, rates, load),
