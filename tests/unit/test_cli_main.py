@@ -35,6 +35,18 @@ def test_help_names_every_command():
         assert f"  {name} " in out
 
 
+@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
+def test_a_process_that_is_started_without_streams_has_some(closed):
+    """As a daemon may be. Nothing that it opens, and no process that it starts, gets the number of standard output."""
+    code = (
+        "import os, subprocess, sys; from trew.cli import main; "
+        "main.run = lambda args: os.fstat(1).st_rdev != os.stat(os.devnull).st_rdev "
+        "or subprocess.run(['sh', '-c', 'echo said']).returncode or print('said'); main.main([])"
+    )
+    shell = f'exec "$0" -c "$1" {closed}'
+    assert subprocess.run(["sh", "-c", shell, sys.executable, code], timeout=60).returncode == 0
+
+
 @pytest.mark.parametrize("name", [n for n, (_, target, _) in COMMANDS.items() if isinstance(target, str)])
 def test_every_command_has_help(name, trew):
     out = trew(name, "--help")

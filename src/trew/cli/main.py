@@ -63,6 +63,7 @@ COMMANDS: dict[str, tuple[str, str | tuple[str, ...], str]] = {
 def main(argv: Sequence[str] | None = None) -> None:
     """The entry point of the ``trew`` command; always ends with SystemExit."""
     args = list(sys.argv[1:] if argv is None else argv)
+    _open_closed()
     if lacking := posix.problem():
         tell(lacking)
         sys.exit(2)
@@ -90,6 +91,19 @@ def main(argv: Sequence[str] | None = None) -> None:
         if argv is None:  # without waiting for threads that are still at work; children end with their parent
             leave(code)
     sys.exit(code)
+
+
+def _open_closed() -> None:
+    """Opens what this process was started without, as by ``>&-``, on nothing: a file of the run would be opened in its
+    place, and get what other processes and libraries print."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        with contextlib.suppress(OSError):
+            os.fstat(number)
+            continue
+        # Takes the lowest free number: those below are open by now.
+        os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "r" if number == 0 else "w", encoding="utf-8", closefd=False))  # noqa: SIM115
 
 
 def tell(message: object) -> None:
