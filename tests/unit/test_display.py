@@ -32,6 +32,17 @@ def harmless(text: str) -> None:
     assert not set(text) & {chr(c) for c in (*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F, 0x061C)}
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_characters_that_the_terminal_has_not_do_not_end_a_run(encoding, monkeypatch):
+    """Text of models, and the mark of a line's end in it."""
+    out = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr("sys.stdout", out)
+    Display().samples([scored(1.0, 0.0, text="\u65e5\n\ud83d end")])
+    out.flush()
+    lines = out.buffer.getvalue().decode(encoding).splitlines()
+    assert [line.split()[-2:] for line in lines[1:]] == [["end", "0"], ["end", "1"]]
+
+
 @pytest.mark.parametrize("method", ["line", "warn"])
 def test_lines_show_hostile_text_and_do_not_obey_it(method):
     shown, out = display()

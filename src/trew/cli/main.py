@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -64,6 +65,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The entry point of the ``trew`` command; always ends with SystemExit."""
     args = list(sys.argv[1:] if argv is None else argv)
     _open_closed()
+    # Names of files and texts of models may have characters that a terminal's encoding has not.
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")
     if lacking := posix.problem():
         tell(lacking)
         sys.exit(2)

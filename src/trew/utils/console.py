@@ -199,6 +199,8 @@ class _Steady:
     def write(self, text: str) -> int:
         try:
             return self._stream.write(text)
+        except UnicodeEncodeError:  # an encoding that has not every character; a run must not end for that
+            return self._stream.write(text.encode(self._stream.encoding, "replace").decode(self._stream.encoding))
         except OSError:
             self._leave()
             return len(text)
