@@ -157,5 +157,7 @@ def test_an_upload_that_fails_leaves_the_folder_and_says_how_to_go_on(place, cli
     hub.fails = "/commit/"
     said = cli(place / "run", "--out", "mine", "--push", "adder", code=1)
     assert "mine is complete, but was not uploaded: the hub answers HTTP 507" in said
-    assert "hf upload adder mine" in said
+    assert said.endswith("try again: hf upload adder mine --private\n")
     assert Path("mine/model.safetensors").exists()
+    said = cli(place / "run", "--out", "my own", "--push", "open", "--public", code=1)
+    assert said.endswith("try again: hf upload open 'my own'\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,7 +47,9 @@ def push(folder: Path, repo: str, *, public: bool, message: str, say: Callable[[
 
     api = HfApi()
     say(f"uploading {folder} to {repo}")
-    with _hub(api, f"{folder} is complete, but was not uploaded", then=f"; try again: hf upload {repo} {folder}"):
+    # Where the repository was not made yet, the command makes it: a public one unless it is told otherwise.
+    again = shlex.join(["hf", "upload", repo, str(folder), *([] if public else ["--private"])])
+    with _hub(api, f"{folder} is complete, but was not uploaded", then=f"; try again: {again}"):
         made = api.create_repo(repo, private=not public, exist_ok=True)
         api.upload_folder(repo_id=made.repo_id, folder_path=folder, commit_message=message)
     return str(made)
