@@ -8,6 +8,7 @@ import pytest
 import tiny
 from trew.cli.chosen_model import choose
 from trew.cli.eval import eval as command
+from trew.cli.export import model as export
 from trew.cli.report import report
 from trew.errors import ConfigError, DataError
 from trew.training.exporting import finished
@@ -187,6 +188,21 @@ def test_a_run_that_has_gone_on_has_no_final_weights_until_it_ends_again(tmp_pat
         (run / "summary.json").unlink(missing_ok=True)
     (run / "summary.json").write_text('{"steps": null}')  # not one of trew's
     assert finished(run) is None
+
+
+def test_a_reward_model_is_no_policy(tmp_path):
+    """The message named eight settings of its run that a policy does not have."""
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.toml").write_text('model = "m"\n[data]\npairs = "p.jsonl"\n[learner]\nbatch = 8\n')
+    (run / "metrics.jsonl").write_text("")
+    for of_it in (
+        lambda: command(str(run)),
+        lambda: choose(str(run), step=None, base="", chat_template=""),
+        lambda: export(run, out=tmp_path / "out"),
+    ):
+        with pytest.raises(ConfigError, match=r"^[^\n]*is a run of trew train-reward, .* trew train or trew sft$"):
+            of_it()
 
 
 def test_a_folder_of_runs_is_told_from_a_model(tmp_path):

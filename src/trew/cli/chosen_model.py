@@ -13,7 +13,7 @@ from ..config import Config, load
 from ..errors import ConfigError
 from ..types import Sampling
 from ..utils.toml import toml_value
-from .eval import run_of
+from .eval import refuse_reward_model, run_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -135,6 +135,7 @@ def _of_run(run: Path, *, step: int | None, base: str, chat_template: str, final
     """``final``: the final weights, although the run may have gone on since."""
     from ..training.exporting import has_gone_on
 
+    refuse_reward_model(run)
     # --base replaces the model that the recipe names, which may have moved.
     config = load(run / "config.toml", [f"model={toml_value(base)}"] if base else [])
     template = chat_template or config.chat_template

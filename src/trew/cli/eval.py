@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -176,12 +177,24 @@ def _check_recipe(run: Path) -> None:
         raise ConfigError(f"{run}/config.toml: {error.strerror}; give a recipe with --recipe FILE") from None
 
 
+def refuse_reward_model(run: Path) -> None:
+    """Raises ConfigError for a run of trew train-reward, whose settings are not those of a policy."""
+    with contextlib.suppress(OSError, ValueError):  # said by who reads the settings
+        data = tomllib.loads((run / "config.toml").read_text("utf-8")).get("data")
+        if isinstance(data, dict) and "pairs" in data:
+            raise ConfigError(
+                f"{run}: is a run of trew train-reward, whose model scores completions and writes none; give a run of "
+                "trew train or trew sft"
+            )
+
+
 def _check_run(run: Path, *, named: Path) -> None:
     """Raises ConfigError if the run's recipe is not a regular file, or the run has no final weights, or other ones by
     now; those that are ``named`` themselves are as they are."""
     from ..training.exporting import has_gone_on
 
     _check_recipe(run)
+    refuse_reward_model(run)
     why = "" if (run / "final").is_dir() else "has no final weights yet (folder final)"
     if named == run and has_gone_on(run):
         why = "has gone on after the end that its final weights are of"
