@@ -7,6 +7,7 @@ import json
 import pytest
 
 import compare_help
+from disk import fill, tmpfs
 from study_help import row, stopped_once, study
 from trew.config import load
 from trew.config.recipe import parse
@@ -15,7 +16,7 @@ from trew.study import work
 from trew.study.choice import choose, tuned_of
 from trew.study.conduct import Conduct
 from trew.study.design import Cell, Run
-from trew.study.pool import Job, Pool
+from trew.study.pool import Job, Pool, StudyError
 from trew.study.rows import Row, read_row
 from trew.study.states import Place, ended_below, fingerprint
 from trew.training import start
@@ -233,6 +234,17 @@ def test_runs_that_ended_are_counted_with_any_settings(tmp_path):
     (cell / "5").mkdir()
     assert ended_below(tmp_path) == 3
     assert ended_below(tmp_path / "none") == 0
+
+
+def test_a_disk_that_is_full_to_the_last_byte_is_called_so(tmp_path, monkeypatch):
+    """The process cannot even leave its error, neither as its result nor in its log."""
+    monkeypatch.setattr(work, "PRELOADED", ())
+    (tmp_path / "tried").touch()  # the work does nothing
+    with tmpfs(kilobytes=64) as full:
+        fill(full, leave=0)
+        job = Job("sums", stopped_once, (str(tmp_path),), full / "log", full / "result.json")
+        with Pool(1).open() as pool, pytest.raises(StudyError, match=r"^sums: its result, .* free or mount the disk"):
+            list(pool.run([job]))
 
 
 def test_a_run_that_is_stopped_alone_is_started_again(tmp_path, monkeypatch):

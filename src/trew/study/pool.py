@@ -98,6 +98,11 @@ class Pool:
                 raise StudyError(
                     f"{job.name}: ended with an error that is not trew's; its output is {job.log}"
                 ) from None
+            if process.exitcode == work.UNWRITTEN:
+                raise StudyError(
+                    f"{job.name}: its result, {job.result}, cannot be written; free or mount the disk. The same "
+                    "command goes on from here"
+                ) from None
             if attempt == _TRIES:
                 raise StudyError(
                     f"{job.name}: its process was killed {_TRIES} times (exit code {process.exitcode}), perhaps for "

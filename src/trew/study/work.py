@@ -5,6 +5,7 @@ Nothing is returned through memory: a child writes a JSON file as its last act, 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import load
-from ..errors import ConfigError, NumericsError, Problems, TrewError
+from ..errors import ConfigError, NumericsError, Problems, StorageError, TrewError
 from ..runs.files import write_atomic
 from ..utils.secrets import redact
 from ..utils.signals import Interrupted
@@ -29,6 +30,10 @@ PRELOADED = (
     "transformers.models.llama.modeling_llama", "transformers.models.auto.tokenization_auto", "trew.runs.report.html",
 )  # fmt: skip
 """What the process imports that children are forked from; a module that is not installed is left out."""
+
+
+UNWRITTEN = 74  # EX_IOERR
+"""The exit code of a process that could not write its result."""
 
 
 def child(log: Path, result: Path, work: Callable[..., dict[str, Any]], *arguments: Any) -> None:
@@ -50,10 +55,14 @@ def child(log: Path, result: Path, work: Callable[..., dict[str, Any]], *argumen
         sys.stdout.flush()
         os._exit(error.exit_code)
     # The log is this process's stdout: its buffer must be in it before the result says that all is done.
-    sys.stdout.flush()
+    with contextlib.suppress(OSError):  # of a full disk
+        sys.stdout.flush()
     found |= {"seconds": round(time.monotonic() - started, 2), "load": round(os.getloadavg()[0], 2)}
     found["cpu_seconds"] = round(time.process_time(), 2)
-    write_atomic(result, lambda file: file.write(json.dumps(found).encode()))
+    try:
+        write_atomic(result, lambda file: file.write(json.dumps(found).encode()))
+    except StorageError:  # the log has no room for it either
+        os._exit(UNWRITTEN)
 
 
 def _end_with_study() -> None:
