@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from browser_help import Visit, serving
 from browser_runs import sums
 from playwright.sync_api import expect
+
+from trew.runs import RunFolder
+from view_help import CONFIG, group, write_step
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +133,27 @@ def test_runs_of_one_setting_become_a_mean_and_a_band(visit) -> None:
     chart.focus()
     page.keyboard.press("ArrowRight")
     expect(page.locator(".tip")).to_contain_text(re.compile(r"1\.94\d* \(1\.917 to 1\.967\)"))  # seeds differ by 0.05
+
+
+def test_the_mean_of_runs_over_hours_is_that_of_a_step(chromium: Any, tmp_path: Path) -> None:
+    """Runs reach a step at other times: the mean was a line from one run's value to the other's and back."""
+    for seed in (0, 1):
+        with RunFolder.open(tmp_path / f"seed-{seed}") as run:
+            run.write_config(CONFIG.format(steps=4, seed=seed, lr=1e-3))
+            for step in range(1, 5):
+                words = group("a", "x")
+                write_step(run, step, words, reward=step / 10 + seed / 2, seconds=3600.0 * (1 + seed))
+    with serving(tmp_path) as (address, _process):
+        window = Visit(chromium, address)
+        page = window.open("#curves?run=seed-0&run=seed-1&seeds=1&time=1")
+        chart = page.get_by_role("img", name=re.compile("^reward over hour"))
+        expect(chart).to_have_attribute(
+            "aria-label", re.compile(r"first 0\.35, last 0\.65, smallest 0\.35, largest 0\.65")
+        )
+        chart.hover()
+        # A step takes 1 hour, or 2: in the mean 1.5.
+        expect(page.locator(".tip").first).to_contain_text(re.compile(r"hour (3|4\.5)"))
+        window.close()
 
 
 def test_before_and_after_have_intervals(visit) -> None:

@@ -8,6 +8,8 @@ export interface Line {
   colour: string;
   x: number[];
   y: Num[];
+  /** The step of each place on x, where that is a time. */
+  steps?: number[];
   /** The values before smoothing, drawn faintly. */
   raw?: Num[];
   low?: Num[];
@@ -29,26 +31,34 @@ export function smooth(values: readonly Num[], weight: number): Num[] {
   });
 }
 
-/** Mean, smallest and largest over lines at every x where at least one has a value. */
+/**
+ * Mean, smallest and largest over lines at every step at which all that go so far have a value. Over hours, a step is
+ * where its runs reached it in the mean: no two reach it at the same time.
+ */
 export function meanAndRange(lines: readonly Line[]): { x: number[]; mean: Num[]; low: Num[]; high: Num[] } {
-  const at = new Map<number, number[]>();
+  const at = new Map<number, { x: number; y: number }[]>();
   for (const line of lines) {
     line.x.forEach((x, i) => {
       const y = line.y[i];
       if (y === null || y === undefined) return;
-      const known = at.get(x);
-      if (known) known.push(y);
-      else at.set(x, [y]);
+      const step = line.steps?.[i] ?? x;
+      const known = at.get(step);
+      if (known) known.push({ x, y });
+      else at.set(step, [{ x, y }]);
     });
   }
-  const x = [...at.keys()].sort((a, b) => a - b);
+  const steps = [...at.keys()].sort((a, b) => a - b);
   // A mean over fewer runs than before would jump where the shortest run ends: there the line ends too.
   const most = Math.max(0, ...[...at.values()].map((v) => v.length));
-  const full = x.filter((each) => at.get(each)?.length === most);
-  const pick = (f: (v: number[]) => number) => full.map((each) => f(at.get(each) ?? []));
+  const full = steps.flatMap((step) => {
+    const found = at.get(step) ?? [];
+    return found.length === most ? [found] : [];
+  });
+  const mean = (v: number[]) => v.reduce((a, b) => a + b, 0) / v.length;
+  const pick = (f: (v: number[]) => number) => full.map((found) => f(found.map((each) => each.y)));
   return {
-    x: full,
-    mean: pick((v) => v.reduce((a, b) => a + b, 0) / v.length),
+    x: full.map((found) => mean(found.map((each) => each.x))),
+    mean: pick(mean),
     low: pick((v) => Math.min(...v)),
     high: pick((v) => Math.max(...v)),
   };

@@ -341,15 +341,16 @@ function smoothed(line: Line, weight: number): Line {
 function metricLine({ run, metrics, colour }: Pair, name: string, time: boolean): Line {
   const y = metrics.columns[name];
   const x = places(metrics, time);
-  return { label: run.name, colour, x: x && y ? x : [], y: x && y ? y : [] };
+  return { label: run.name, colour, x: x && y ? x : [], y: x && y ? y : [], steps: metrics.steps };
 }
 
 function evalLine({ run, metrics, colour }: Pair, time: boolean, measured: Measured): Line {
   const known = evaluations(metrics, measured).flatMap((e) => {
     const x = placeOf(metrics, e.step, time);
-    return x === undefined ? [] : [{ x, y: e.mean }];
+    return x === undefined ? [] : [{ x, y: e.mean, step: e.step }];
   });
-  return { label: run.name, colour, x: known.map((k) => k.x), y: known.map((k) => k.y) };
+  const steps = known.map((k) => k.step);
+  return { label: run.name, colour, x: known.map((k) => k.x), y: known.map((k) => k.y), steps };
 }
 
 function evalWhiskers({ metrics, colour }: Pair, time: boolean, measured: Measured): Whisker[] {
