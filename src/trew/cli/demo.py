@@ -28,7 +28,7 @@ def demo(
     Args:
         task: arithmetic: sums, one answer each. guess: episodes of up to four turns with an environment.
         seed: Seed of the problems, the sampling and the order of prompts; default 0.
-        out: Run folder; default runs/demo, or runs/demo-guess.
+        out: Run folder; default runs/demo, or runs/demo_guess.
         model: Folder or hub id of another causal language model.
         set: key=value, overrides the demo's recipe: --set steps=60 objective.preset=dapo
         overwrite: Start over in a folder that already holds a run.
@@ -52,8 +52,11 @@ def demo(
     else:
         verdict = "it learned" if after["low"] > before["high"] else "the intervals overlap, so there is no clear gain"
         print(f"\n{before['mean']:.2f} before, {after['mean']:.2f} after: {verdict}.")
-    other = {"arithmetic": f"trew eval {out / 'final'} --task arithmetic", "guess": "trew env guess --play"}
-    why = {"arithmetic": "the trained model on other kinds of problems", "guess": "play against the environment"}
+    other = {
+        "arithmetic": f"trew eval {out} --set 'data.args.ops=[\"-\"]'",
+        "guess": "trew env guess --play",
+    }
+    why = {"arithmetic": "the trained model on problems of another kind", "guess": "play against the environment"}
     tries = {
         f"trew view {out}": "curves, completions and what the objective did to each token, in a browser",
         other[task]: why[task],
