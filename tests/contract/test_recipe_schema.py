@@ -70,6 +70,9 @@ WRONG = {
     "a setting of the default's that it lacks": "[objective]\nw_max = 2.0",
     "a text for a setting": '[objective]\npreset = "grpo"\neps_low = "small"',
     "a weight that is a text": '[[data]]\nname = "a"\nweight = "1"',
+    "a batch of nothing": '[data]\ntask = "demonstrations"\n[sft]\nbatch = 0',
+    "a wait of no time": '[teacher]\nendpoint = "http://m:8000"\nwait_s = 0.0',
+    "a limit of no time": '[cluster]\nrollout = "vllm"\nservers = 1\nsync_timeout_s = 0.0',
     "a share of one": "[curriculum]\nshare = 1.0",
     "a reward that is no table": "rewards = [1]",
     "a weight that is no number": '[[rewards]]\nname = "arithmetic"\nweight = "1"',
@@ -98,6 +101,7 @@ RIGHT = (
     "[objective]\neps_high = 0.28\nbeta = 0", "[learner]\nlr = 1e-5\nadam_beta1 = 0.0", "[rollout]\ntop_p = 1",
     '[objective]\npreset = "dapo"\ncorrection = "tis"', "[lora]\nrank = 8\nalpha = 0.5", "[health]\nkl = 0",
     '[environment]\nname = "guess"\nobservation_tokens = 32', "[curriculum]\nshare = 0.5\nlow = 0.2",
+    '[data]\ntask = "demonstrations"\n[sft]\nbatch = 1\nepochs = 0.5\nmax_tokens = 8',
     '[[data]]\nname = "a"\ntask = "arithmetic"\n[[data]]\nname = "b"\ntask = "countdown"\nweight = 0.5',
 )  # fmt: skip
 

@@ -17,7 +17,18 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from ..config import Config, CurriculumConfig, EnvironmentConfig, LearnerConfig, LoraConfig, limits, validate
+from ..config import (
+    ClusterConfig,
+    Config,
+    CurriculumConfig,
+    DataConfig,
+    EnvironmentConfig,
+    LearnerConfig,
+    LoraConfig,
+    TeacherConfig,
+    limits,
+    validate,
+)
 from ..iterate.settings import Iterate, round_problems
 from ..objective.options import Options
 from ..objective.presets import PRESETS, kinds, settings
@@ -145,6 +156,10 @@ _BASES: dict[str, dict[str, Any]] = {
     "environment.": {"environment": EnvironmentConfig(name="guess")},
     "lora.": {"lora": LoraConfig(rank=8)},
     "learner.reference_mix": {"learner": LearnerConfig(reference_every=1)},
+    "sft.": {"data": DataConfig(task="demonstrations")},
+    "teacher.": {"teacher": TeacherConfig(endpoint="http://m:8000")},
+    "cluster.request_timeout_s": {"cluster": ClusterConfig(rollout="vllm", servers=1)},
+    "cluster.sync_timeout_s": {"cluster": ClusterConfig(rollout="vllm", servers=1)},
 }
 """Settings without which those of such names may only have their defaults."""
 
