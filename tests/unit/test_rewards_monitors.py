@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from rewards_help import completion
+from rollouts_help import rollout
 from trew.diagnostics import monitors
 from trew.diagnostics.monitors import (
     ADVICE,
@@ -25,7 +26,7 @@ from trew.diagnostics.monitors import (
 )
 from trew.rewards.combine import Reward
 from trew.rewards.reward_checks import scored_texts
-from trew.types import Group, Prompt, Score, ScoredGroup
+from trew.types import Group, Prompt, Rollout, Score, ScoredGroup
 
 CHECKED = (Reward("a", "gsm8k", 1.0, verify_with="b"), Reward("b", "gsm8k", 0.0))
 Draw = Callable[[random.Random, int, int], tuple[str, int, dict[str, float | None]]]
@@ -196,6 +197,17 @@ def test_identical_by_hand() -> None:
     long, other = "a" * 40, "b" * 40
     assert identical([scored_texts([long, long, other, "c", "c"], [1.0] * 5)])["identical"] == (2.0, 3.0)
     assert identical([scored_texts([long], [1.0]), scored_texts([long], [1.0])])["identical"] == (0.0, 2.0)
+
+
+def test_episodes_that_end_with_the_same_words_are_no_twins() -> None:
+    def played(first: str) -> Rollout:
+        return Rollout((*rollout(40, text=first).turns, *rollout(40, text="Done.").turns), ending="done")
+
+    def group_of(*firsts: str) -> ScoredGroup:
+        return ScoredGroup(Group(Prompt("q", text="?"), tuple(map(played, firsts))), (Score(1.0),) * len(firsts))
+
+    assert identical([group_of("left", "right", "up")])["identical"] == (0.0, 3.0)
+    assert identical([group_of("left", "left", "up")])["identical"] == (2.0, 3.0)
 
 
 def test_lengths_by_hand() -> None:

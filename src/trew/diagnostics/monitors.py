@@ -143,10 +143,12 @@ def answers_in(text: str) -> int:
 
 
 def identical(scored: Sequence[ScoredGroup]) -> Metrics:
-    """The share of completions of at least ``LONG`` tokens whose text occurs twice in their group."""
+    """The share of completions of at least ``LONG`` tokens whose text occurs twice in their group; of episodes, the
+    texts of all replies."""
     again = count = 0
     for g in scored:
-        texts = Counter(c.text for c in g.group.rollouts if len(c) >= LONG)
+        # All of them: episodes that took different ways may well end with the same words.
+        texts = Counter(tuple(turn.text for turn in c.turns) for c in g.group.rollouts if len(c) >= LONG)
         count += texts.total()
         again += sum(n for n in texts.values() if n > 1)
     return {"identical": (float(again), float(count))}
