@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from trew.config import DataConfig
@@ -89,6 +91,33 @@ def test_a_folder_named_like_a_file(tmp_path: Path) -> None:
     (tmp_path / "d.parquet").mkdir()
     with pytest.raises(DataError, match=r"expected train\.jsonl"):
         load_task(DataConfig(train=str(tmp_path / "d.parquet")), eval_size=1, seed=0)
+
+
+def parquet(folder: Path, arrays: list[pa.Array], names: list[str]) -> Path:
+    path = folder / "d.parquet"
+    pq.write_table(pa.Table.from_arrays(arrays, names=names), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        pa.array([1_700_000_000_123_456_789], pa.timestamp("ns")),  # as polars and pandas write them
+        pa.array([2**60], pa.timestamp("us")),  # the year 38,000
+        pa.array([0], pa.timestamp("s", tz="Mars/Base")),
+    ],
+)
+def test_times_that_python_cannot_hold_are_refused_with_their_column(tmp_path: Path, times: pa.Array) -> None:
+    path = parquet(tmp_path, [pa.array(["2 + 2?"]), times], ["prompt", "made_at"])
+    with pytest.raises(DataError, match="made_at") as caught:
+        read_rows(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    path = parquet(tmp_path, [pa.array(["2 + 2?"]), pa.array(["4"]), pa.array(["5"])], ["prompt", "gold", "gold"])
+    with pytest.raises(DataError, match="'gold'"):
+        read_rows(path)
 
 
 def test_ten_problems_are_spelled_out_and_the_rest_counted(tmp_path: Path) -> None:

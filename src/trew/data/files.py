@@ -20,6 +20,7 @@ from ..errors import DataError, output_file
 from .rows import Row, RowProblems, show
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
 WRITTEN = (".jsonl", ".parquet")
@@ -215,6 +216,7 @@ def _unpacked_rows(path: Path, parquet: pq.ParquetFile) -> list[dict[str, Any]]:
     than all pages of its row group.
     """
     about = parquet.metadata
+    _refuse_repeated(path, parquet.schema_arrow.names)
     groups = [about.row_group(number).total_byte_size for number in range(about.num_row_groups)]
     if sum(groups) > limits.FILE_BYTES:
         raise _too_large(path, f"{sum(groups):,} bytes")
@@ -228,8 +230,29 @@ def _unpacked_rows(path: Path, parquet: pq.ParquetFile) -> list[dict[str, Any]]:
         decoded += batch.nbytes
         if decoded > limits.FILE_BYTES:
             raise _too_large(path, f"more than {limits.FILE_BYTES:,} bytes")
-        rows += batch.to_pylist()
+        rows += _plain_rows(path, batch)
     return rows
+
+
+def _refuse_repeated(path: Path, names: Sequence[str]) -> None:
+    """Refuses columns of one name: the last of them would hide the others, as a repeated key of JSON would."""
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise DataError(f"{path}: has several columns {twice[0]!r}; rename or remove all but one")
+
+
+def _plain_rows(path: Path, batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    columns: dict[str, list[Any]] = {}
+    for field, column in zip(batch.schema, batch.columns, strict=True):
+        try:
+            columns[field.name] = column.to_pylist()
+        except UnicodeDecodeError:  # a damaged file
+            raise
+        except (ValueError, OverflowError, LookupError) as error:  # times beyond Python's, and unknown time zones
+            raise DataError(
+                f"{path}: column {field.name!r} has a value of type {field.type} that Python cannot hold "
+                f"({str(error)[:200]}); write it as text, times in microseconds, or remove the column"
+            ) from None
+    return [{name: values[i] for name, values in columns.items()} for i in range(batch.num_rows)]
 
 
 def _too_large(path: Path, size: str) -> DataError:
