@@ -22,6 +22,7 @@ from trew.iterate import load_recipe
 from trew.iterate.rounds import check
 from trew.models import loading
 from trew.rewards.model.scorer import Encoder, Scorer
+from trew.runs import trackers
 from trew.types import Prompt
 
 SETTINGS = {
@@ -196,6 +197,18 @@ name = "mine.py:odd"
 lr = 3e-3
 batch = 8
 """
+
+
+def test_rounds_say_beforehand_what_would_end_them_later(tmp_path, monkeypatch):
+    """Each of these ended the first training of the policy, or its pairs, when the reward model was trained already."""
+    monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
+    path = recipe(tmp_path, "", preset="reinforce", more=ROUNDS)
+    settings = ("cluster.learner=2", "rollout.completions=1", 'track.to=["wandb"]')
+    said = trew("iterate", path, "--out", "it", "--dry-run", "--set", *settings, cwd=tmp_path, code=2)
+    for key in ("cluster.learner: got 2", "iterate.completions: got 0", "track.to: got 'wandb'"):
+        assert key in said
+    said = trew("iterate", path, "--out", "it", "--dry-run", "--set", "cluster.launcher=ray", cwd=tmp_path, code=2)
+    assert "cluster.launcher: got 'ray'" in said
 
 
 def test_rounds_of_policy_and_reward_model(tmp_path):

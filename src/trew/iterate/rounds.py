@@ -30,6 +30,7 @@ import torch
 from ..config import Config, RewardConfig
 from ..config.free import FREE
 from ..data import prompt_order
+from ..distributed import launch
 from ..errors import ConfigError, DataError, Problems
 from ..models import backends, files, loading
 from ..reward_training import Pair, read_pairs, train_reward, write_pairs
@@ -43,7 +44,7 @@ from ..rewards.model.scorer import Encoder, Scorer
 from ..rollout.generate import generate
 from ..rollout.sync import keyed_sampling
 from ..rollout.torch_engine import TorchEngine
-from ..runs import Layout, RunFolder, problems
+from ..runs import Layout, RunFolder, problems, trackers
 from ..runs.files import storage, write_atomic
 from ..runs.rollouts import write_rollouts
 from ..training import planning
@@ -182,6 +183,7 @@ def _refuse_fewer(folder: Path, rounds: int) -> None:
 def check(recipe: Recipe, *, found: Sequence[str] = ()) -> tuple[RewardConfig, str]:
     """Checks everything that can be checked beforehand; returns the verifier and its name in metrics."""
     problems = Problems(found)
+    problems += _alone_problems(recipe)
     base = recipe.rounds.reward_model or recipe.policy.model
     # The policy's own model is checked by the plan below.
     problems += loading.check(base, kind=files.base_problems) if recipe.rounds.reward_model else []
@@ -200,6 +202,28 @@ def check(recipe: Recipe, *, found: Sequence[str] = ()) -> tuple[RewardConfig, s
         # Neither is named: the plan has filled in the task's own reward.
         verifier = plan.config.rewards[0]
     return verifier, RewardSet.from_config((verifier,)).names[0]
+
+
+def _alone_problems(recipe: Recipe) -> list[str]:
+    """What a round's training, or its pairs, would refuse only after the rounds have begun."""
+    policy, rounds = recipe.policy, recipe.rounds
+    found = trackers.problems(policy.track.to)
+    if policy.cluster.learner != 1:
+        found.append(
+            f"cluster.learner: got {policy.cluster.learner}, accepts 1: trew iterate is a single process, which trains "
+            "the reward model too"
+        )
+    elif launch.launcher(policy) == "ray":
+        found.append(
+            f"cluster.launcher: got {policy.cluster.launcher!r}, but trew iterate is not started on Ray; set it to "
+            "'torchrun'"
+        )
+    if not rounds.completions and policy.rollout.completions < 2:
+        found.append(
+            f"iterate.completions: got 0 with rollout.completions = {policy.rollout.completions}, accepts at least 2: "
+            "pairs need two completions"
+        )
+    return found
 
 
 def _without_learned(policy: Config, rewards: Sequence[RewardConfig]) -> Config:
