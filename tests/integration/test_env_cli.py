@@ -39,6 +39,16 @@ def leaves(row, seed):
     os._exit(3)
 """
 
+ROWS = """
+def asks(row, seed):
+    reply = yield row["prompt"]
+    return float(reply.text == row["answer"])
+
+def numbered(row, seed):
+    reply = yield f"{row['prompt']} of {seed}"
+    return float(reply.text == str(row["episode"]))
+"""
+
 TOOLS = '''
 def double(x: int) -> int:
     """Doubles a number.
@@ -157,6 +167,15 @@ def test_a_check_calls_tools(file, capsys):
 def test_nothing_more_is_checked_where_every_episode_crashes(file, capsys):
     assert trew(f"{file}:leaves", "--check", "--episodes", 2) == 1
     assert "equal seeds" not in capsys.readouterr().out  # which nothing at all would fulfil
+
+
+def test_an_environment_gets_the_rows_that_a_run_gives_it(tmp_path, capsys):
+    """With the prompt among them: without it, one that reads it was said to crash."""
+    path, data = tmp_path / "rows.py", tmp_path / "rows.jsonl"
+    path.write_text(ROWS)
+    data.write_text('{"prompt": "What is 3 + 4?", "answer": "7"}\n{"prompt": "Say yes.", "answer": "yes"}\n')
+    assert trew(f"{path}:asks", "--check", "--episodes", 4, "--data", data) == 0, capsys.readouterr().out
+    assert trew(f"{path}:numbered", "--check", "--episodes", 4) == 0, capsys.readouterr().out
 
 
 def test_an_environment_that_does_not_repeat_is_found(file, capsys):

@@ -68,7 +68,7 @@ def env(
     hosts = Hosts(Spec(name, args, tools), timeout_s=timeout_s, size=0 if check else 1)
     try:
         hosts.load()
-        rows = _rows(task, data)
+        rows = _rows(task, data, episodes)
         if check:
             return _check(name, hosts, rows, episodes=episodes, turns=turns)
         if play:
@@ -79,14 +79,18 @@ def env(
     return 0
 
 
-def _rows(task: str, data: str) -> list[Mapping[str, Any]]:
-    """The rows that episodes are played on; one empty row without data."""
+def _rows(task: str, data: str, episodes: int) -> list[Mapping[str, Any]]:
+    """The rows that episodes are played on, as a run gives them: of the data, or the numbers of episodes without."""
     from ..config import DataConfig
     from ..data import load_prompts
+    from ..data.episodes import numbered_episodes
+    from ..rollout.episodes import row_of
 
     if not data and task == "prompts":
-        return [{}]
-    return [prompt.columns for prompt in load_prompts(DataConfig(task=task, train=data), seed=0)]
+        prompts = numbered_episodes(episodes, eval_size=0).train
+    else:
+        prompts = load_prompts(DataConfig(task=task, train=data), seed=0)
+    return [row_of(prompt) for prompt in prompts]
 
 
 def _list() -> None:
