@@ -38,6 +38,7 @@ class Facts:
     staleness: int = 0
     dtype: str = "float32"
     demonstrates: bool = False
+    replays: bool = False
 
     @staticmethod
     def of(table: Mapping[str, Any]) -> Facts:
@@ -55,7 +56,7 @@ class Facts:
             }
 
         default = Facts()
-        learner = table.get("learner")
+        learner, rollout = table.get("learner"), table.get("rollout")
         half = isinstance(learner, Mapping) and learner.get("dtype") == "bfloat16"
         health = HealthConfig(**known("health", dataclasses.asdict(default.health)))
         return Facts(
@@ -66,6 +67,7 @@ class Facts:
             **known("learner", {"max_grad_norm": default.max_grad_norm}),
             dtype="bfloat16" if half else default.dtype,
             demonstrates=_demonstrates(table.get("data")),
+            replays=isinstance(rollout, Mapping) and bool(rollout.get("replay")),
         )
 
 
@@ -205,7 +207,7 @@ def length(h: History, f: Facts) -> str:
 
 def stale(h: History, f: Facts) -> str:
     values = h.newest("staleness", 1)
-    if not values or values[0] <= 0 or f.stale_steps or f.staleness:  # asked for
+    if not values or values[0] <= 0 or f.stale_steps or f.staleness or f.replays:  # asked for
         return ""
     return f"completions were made by weights that are {values[0]:g} updates old"
 
