@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 import tiny
+from trew.config import parse
 from trew.errors import DataError
 from trew.rollout import Renderer
+from trew.training import planning
 from trew.types import Prompt
 
 CHAT = Prompt(uid="c", messages=({"role": "system", "content": "be kind"}, {"role": "user", "content": "hello"}))
@@ -167,3 +169,19 @@ def test_text_prompts_of_a_model_with_a_chat_template_are_named_once():
     assert "set data.args.chat = true" in note
     assert Renderer(tiny.tokenizer()).notes([CHAT]) == []
     assert Renderer(tiny.tokenizer(chat=False)).notes(texts[:2]) == []
+
+
+def test_a_reward_that_is_not_told_of_the_thought_that_prompts_open_is_named(tmp_path):
+    """DeepSeek-R1 and other models that always think: a box in a thought that was cut off was scored as the answer."""
+    tiny.save(tmp_path)
+    (tmp_path / "thinks.jinja").write_text(tiny.CHATML.replace("assistant\n{%", "assistant\n<think>\n{%"))
+
+    def notes(template: str, thinking: bool) -> list[str]:
+        reward = {"name": "arithmetic", "args": {"thinking": thinking}}
+        table = {"model": str(tmp_path), "data": {"task": "arithmetic"}, "rewards": [reward, {"name": "format"}]}
+        plan = planning.plan(parse({**table, "chat_template": template, "rollout": {"max_tokens": 8}}))
+        return [note for note in plan.notes if "inside a thought" in note]
+
+    (note,) = notes(str(tmp_path / "thinks.jinja"), thinking=False)
+    assert "of which arithmetic is not told" in note
+    assert notes(str(tmp_path / "thinks.jinja"), thinking=True) == notes("", thinking=False) == []

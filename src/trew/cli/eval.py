@@ -280,6 +280,7 @@ def prepare(
     played = episodes.prepare(c, tried, renderer, positions=positions) if c.plays else None
     notes = [
         *model_notes, *notes, *([] if c.plays else renderer.notes(prompts)), *rewards.unserved_notes(prompts),
+        *(rewards.thought_notes() if not c.plays and renderer.opens_thought(prompts) else ()),
         *rewards.code, *fit_notes,
     ]  # fmt: skip
     correct = correct_of(c, rewards)

@@ -102,3 +102,15 @@ def unserved_notes(rewards: Sequence[Reward], prompts: Sequence[Prompt]) -> list
         f"{len(alone)} of {len(prompts)} prompts have nothing that a reward looks for, so their answers are "
         f"not judged: {names}; give them a gold, or take them out"
     ]
+
+
+def thought_notes(rewards: Sequence[Reward]) -> list[str]:
+    """As :meth:`RewardSet.thought_notes`."""
+    told = [r for r in rewards if r.is_builtin and "thinking" in KINDS[r.kind].settings and not r.args.get("thinking")]
+    if not told:
+        return []
+    names = ", ".join(reward.name for reward in told)
+    return [
+        f"rewards: prompts end inside a thought (<think>), of which {names} is not told, so that what is said in a "
+        "thought that never ends counts as an answer; give such rewards args = { thinking = true }"
+    ]

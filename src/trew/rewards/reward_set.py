@@ -333,6 +333,11 @@ class RewardSet:
         needs no gold (format, length) judges no answer, and does not count."""
         return gold_checks.unserved_notes(self.rewards, prompts)
 
+    def thought_notes(self) -> list[str]:
+        """One line about the built-ins that would take an unfinished thought for an answer, for prompts that end inside
+        a thought."""
+        return gold_checks.thought_notes(self.rewards)
+
     def column_problems(self, prompts: Sequence[Prompt]) -> list[str]:
         """Rewards that serve none of ``prompts``; their golds are not looked at. For rows that have completions."""
         self._columns = gold_checks.columns_of(prompts)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DataError
+from ..rewards.thinking import OPEN
 from ..types import Message, Prompt
 from ..utils.bounds import Overrun, bounded
 
@@ -146,6 +147,11 @@ class Renderer:
             f"{texts} of {len(prompts)} prompts are text, which the model reads as it stands: the chat template is not "
             "used; for an instruct model set data.args.chat = true, or write lists of messages (docs/data.md)"
         ]
+
+    def opens_thought(self, prompts: Sequence[Prompt]) -> bool:
+        """Whether the policy begins inside a thought, as by templates that end a prompt with <think>."""
+        # A template ends all prompts alike.
+        return bool(prompts) and self.render(prompts[0]).rstrip().endswith(OPEN)
 
     def _prompt_problems(
         self, prompt: Prompt, text: str, ids: Sequence[int], shapes: set[tuple[str, ...]]

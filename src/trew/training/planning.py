@@ -103,6 +103,7 @@ def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -
         *renderer.notes(rendered),
         *(episodes.notes(config) if config.plays else ()),
         *rewards.unserved_notes(prompts),
+        *(rewards.thought_notes() if renderer.opens_thought(rendered) else ()),
         *rewards.code,
         *compatibility.notes(objective, config),
     ]
