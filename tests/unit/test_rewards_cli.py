@@ -13,12 +13,15 @@ import pytest
 import tiers
 from rewards_help import group, write
 from trew.cli.main import run
-from trew.config import RewardConfig
+from trew.config import RewardConfig, load
+from trew.data import load_task
 from trew.errors import ConfigError, DataError, SandboxError
 from trew.rewards import RewardSet, grade
 from trew.rewards.builtin.kinds import KINDS
 from trew.rewards.known_answers import known_answers, solve
+from trew.rewards.remote.match import described
 from trew.rewards.reward_checks import try_reward
+from trew.training.episodes import rewards_of
 from trew.types import Prompt
 
 NUMBERS = [{"answer": "72"}, {"answer": "-3.5"}, {"answer": 0}, {"answer": "1,200"}, {"answer": "a + b\n#### 0.25"}]
@@ -386,6 +389,31 @@ def test_score_says_what_is_wrong(tmp_path: Path) -> None:
         run(["rewards", "score", "soft_overlong", "--data", data, "--out", out,
              "--set", "max_completion_len=9", "soft_punish_cache=1"])  # fmt: skip
     assert not Path(out).exists()
+
+
+@pytest.mark.parametrize(
+    ("table", "names"),
+    [
+        ('[environment]\nname = "guess"', ("environment",)),
+        ('[environment]\nname = "guess"\n[[rewards]]\nname = "format"', ("environment", "format")),
+        ('[data]\ntask = "arithmetic"\n[environment]\nname = "guess"', ("environment", "arithmetic")),
+        ('[data]\ntask = "arithmetic"', ("arithmetic",)),
+    ],
+)
+def test_a_host_has_the_rewards_that_a_run_of_its_recipe_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str, names: tuple[str, ...]
+) -> None:
+    """What an environment gives is one of them: without it, runs refused every host of their own recipe."""
+    served: list[RewardSet] = []
+    monkeypatch.setattr("trew.cli.serve.serve_rewards", lambda rewards, *_: served.append(rewards) or 0)
+    path = tmp_path / "r.toml"
+    path.write_text(f'model = "lm"\nout = "runs/x"\n{table}\n')
+    assert run(["rewards", "serve", "--recipe", str(path)]) == 0
+    assert served[0].names == names
+    config = load(path)
+    assert not isinstance(config.data, tuple)
+    defaults = () if config.numbered else load_task(config.data, eval_size=1, seed=0).default_rewards
+    assert described(RewardSet.from_config(rewards_of(config, defaults)).rewards) == described(served[0].rewards)
 
 
 def test_text_groups_have_lengths_alone() -> None:

@@ -215,14 +215,17 @@ def _scored(groups: Sequence[Group], rewards: RewardSet) -> list[ScoredGroup]:
 
 
 def _of_recipe(recipe: Path, overrides: Sequence[str]) -> RewardSet:
-    """The rewards of a recipe, or its task's own."""
+    """The rewards of a recipe as its runs have them: its own or its task's, and what an environment gives."""
     from ..config import load, one_set
     from ..data.load import make_task
     from ..rewards import RewardSet
+    from ..training.episodes import rewards_of
 
     config = load(recipe, overrides)
     data = one_set(config, "trew rewards")
-    return RewardSet.from_config(config.rewards or make_task(data).rewards(()))
+    # An environment that makes its own problems has no task.
+    defaults = () if config.numbered or config.rewards else make_task(data).rewards(())
+    return RewardSet.from_config(rewards_of(config, defaults))
 
 
 def _load(reward: str, pairs: Sequence[str], *, timeout_s: float = 0.0) -> RewardSet:
