@@ -101,13 +101,16 @@ class Bridges:
 
     def harmless(self, messages: Sequence[Message]) -> Cleaned:
         """Makes messages safe to render: text that would become a special token gets a space behind its first
-        character."""
+        character. So do a tool's name and other texts: templates write them, and the policy says what it calls."""
         found, escaped = [], 0
         for message in messages:
-            # A lone surrogate is no character of any text, and tokenizers refuse it.
-            text, times = self._harmless(message["content"].encode("utf-8", "replace").decode("utf-8"))
-            found.append({**message, "content": text})
-            escaped += times
+            safe = dict(message)
+            for key, value in message.items():
+                if key != "role" and isinstance(value, str):
+                    # A lone surrogate is no character of any text, and tokenizers refuse it.
+                    safe[key], times = self._harmless(value.encode("utf-8", "replace").decode("utf-8"))
+                    escaped += times
+            found.append(safe)
         return Cleaned(tuple(found), escaped)
 
     def cleaned(self, messages: Sequence[Message]) -> Cleaned:
