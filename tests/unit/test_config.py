@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from trew.cli.model_card import _reproduced, _shared, _source
 from trew.config import Config, DataConfig, RewardConfig, dumps, load, parse
+from trew.data.episodes import numbered_episodes
 from trew.errors import ConfigError
+from trew.rollout.episodes import environment_seed
 
 
 def problems(table: dict) -> list[str]:
@@ -220,6 +222,15 @@ def test_settings_of_data_that_episodes_do_not_read_are_refused(key):
         sets = [{**ROWS, "name": "a"}, {**ROWS, **own, "name": "b"}]
         assert refused(environment=environment, data=sets) == [name.replace("data", "data[1]") for name in unread]
     assert refused(data=ROWS | own) == []
+
+
+def test_numbered_episodes_have_no_pass_rate_of_their_own():
+    """What the rate of a number was measured on does not come again: its episode has another seed in every step."""
+    assert refused(environment=GUESS, curriculum={"share": 0.5}) == ["curriculum.share"]
+    assert refused(environment=GUESS, data=ROWS, curriculum={"share": 0.5}) == []
+    [first, *_] = numbered_episodes(1, eval_size=0).train
+    seeds = {environment_seed(dataclasses.replace(first, seed=step)) for step in (1, 2)}
+    assert len(seeds) == 2
 
 
 def test_servers_that_a_run_starts_have_room_for_the_prompts_that_it_says():

@@ -25,6 +25,11 @@ def problems(c: Config) -> Iterator[str]:
             f"environment.episodes: got {c.environment.episodes}, but it counts the problems that an environment makes "
             f"without data, and every row of the data is played here; leave it at {EnvironmentConfig().episodes}"
         )
+    if c.numbered and 0 < c.curriculum.share < 1:
+        yield (
+            f"curriculum.share: got {c.curriculum.share:g}, accepts 0 without data: whenever an episode of some number "
+            "comes up it is another problem, so that its pass rate says nothing of the next; name data, or set it to 0"
+        )
     for i, reward in enumerate(c.rewards):
         # It would score an episode as if its last reply were the answer to the row.
         if reward.model:
