@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from trew.config import parse
 from trew.diagnostics import health
 from trew.diagnostics.health import ADVICE, READ, RULES, Facts, Health, HealthConfig, findings
 from trew.errors import ConfigError
+from trew.objective.divergence import kl_value
 
 Row = dict[str, Any]
 
@@ -200,3 +202,13 @@ def test_rows_of_data_that_are_cut_as_asked_are_no_completions_that_reached_the_
     for data in ({"task": task}, [{"task": task, "name": "a"}, {"task": task, "name": "b"}]):
         assert findings(rows, {**sampled, "data": data}) == []
     assert [f.rule for f in findings(rows, {**sampled, "data": {"task": "gsm8k"}})] == ["truncated"]
+
+
+@pytest.mark.parametrize("task", ["demonstrations", "pairs"])
+def test_the_mean_of_k3_over_rows_of_data_is_no_distance_from_the_reference(task):
+    """Of demonstrations it is large once they are learned; of pairs a few rejected tokens that became rare decide, and
+    the advice was a KL term, which DPO refuses."""
+    learned = kl_value(torch.full((100,), -0.4), ref_logprobs=torch.full((100,), -3.4))
+    rows = [{"step": step, "kl": float(learned.mean())} for step in range(1, 20)]
+    assert findings(rows, {"data": {"task": task}}) == []
+    assert [f.rule for f in findings(rows, {"data": {"task": "gsm8k"}})] == ["kl"]

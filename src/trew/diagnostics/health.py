@@ -149,7 +149,8 @@ def entropy(h: History, f: Facts) -> str:
 
 def kl(h: History, f: Facts) -> str:
     values = h.newest("kl")
-    if not values or min(values) < f.health.kl:
+    # The mean over rows of data is no KL: the policy has not sampled them, and is to move there.
+    if not values or min(values) < f.health.kl or f.demonstrates:
         return ""
     return f"the KL is {values[-1]:.3g} nats per token, {AGAIN} steps in a row above {f.health.kl:g}"
 
