@@ -235,7 +235,10 @@ def test_the_histograms_of_all_steps_have_the_same_edges(page):
     assert min(edges.pop()) == 0.0
     assert [sum(s["histogram"]["counts"]) for s in found["steps"]] == [4, 4, 4]  # one completion has no score
     assert found["steps"][0]["mean"] == 0.25
-    assert found["evals"] == [{"step": 0, "rows": 1, "groups": 1, "mean": 0.0}, {"step": 3, "rows": 1, "groups": 1, "mean": 1.0}]
+    assert found["evals"] == [
+        {"step": 0, "rows": 1, "groups": 1, "mean": 0.0},
+        {"step": 3, "rows": 1, "groups": 1, "mean": 1.0},
+    ]
     assert found["unreadable"] == []
 
 
