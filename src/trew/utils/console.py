@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import IO, Any, cast
+from typing import IO, Any, TextIO, cast
 
 from rich.console import Console
 from rich.markup import escape
@@ -193,14 +193,16 @@ class Display:
 class _Steady:
     """Standard output that may disappear (a closed terminal, a reader that ended): the run continues without it."""
 
-    def __init__(self, stream: IO[str]):
+    def __init__(self, stream: TextIO):
         self._stream = stream
 
     def write(self, text: str) -> int:
         try:
-            return self._stream.write(text)
-        except UnicodeEncodeError:  # an encoding that has not every character; a run must not end for that
-            return self._stream.write(text.encode(self._stream.encoding, "replace").decode(self._stream.encoding))
+            try:
+                return self._stream.write(text)
+            except UnicodeEncodeError:  # an encoding that has not every character; a run must not end for that
+                own = self._stream.encoding
+                return self._stream.write(text.encode(own, "replace").decode(own))
         except OSError:
             self._leave()
             return len(text)
