@@ -15,11 +15,13 @@ import pytest
 from recipe_help import recipe
 from test_estimate import saved
 from trew.cli.main import main
-from trew.config import load
-from trew.estimate.forecast import Measured
+from trew.config import EnvironmentConfig, load
+from trew.estimate.cluster import GIB, Fleet
+from trew.estimate.forecast import Measured, outlook
 from trew.estimate.simulation import Work, log_normal, simulate
 from trew.estimate.sizes import sizes_of
 from trew.estimate.virtual_servers import ServerSpecs
+from trew.objective import preset
 
 RATES = ["token_s=0.02", "sequence_s=0.001", "update_s=3", "sync_s=0.5", "tokens=30", "sigma=0.7", "slots=16"]
 
@@ -137,6 +139,18 @@ def test_an_earlier_run_gives_lengths_by_group_and_the_learners_seconds(path, tm
     out = planned(capsys, path, "--cluster", "--like", str(run), "--rates", "token_s=1", "sequence_s=0", "sync_s=0")
     assert "3 groups of" in out
     assert ("measured in" in out) == waited
+
+
+def test_an_episode_samples_in_all_of_its_turns(path):
+    c, found = load(Path(path)), {}
+    for turns in (1, 4):
+        plays = replace(c, environment=EnvironmentConfig(name="guess", turns=turns))
+        given = {"fleet": Fleet(1, 8, 80 * GIB), "sequences": None, "given": {}, "like": None}
+        found[turns] = outlook(plays, objective=preset("grpo"), prompt=12, **given)
+    assert found[1].rates["tokens"].value == 20
+    assert found[4].rates["tokens"].value == 80
+    assert found[4].rates["tokens"].source == "assumed: a third of rollout.max_tokens in each of environment.turns"
+    assert found[4].forecasts[1].seconds > found[1].forecasts[1].seconds
 
 
 def test_a_run_without_servers_has_no_forecast(path, capsys):

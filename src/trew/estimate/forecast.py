@@ -136,7 +136,8 @@ def outlook(
     """Simulates the recipe's run, and for comparison others of :data:`BOUNDS`. ``sequences``: of full length that a
     server's cache holds."""
     # First come, first served: setdefault keeps what is given over what was measured, and both over what is assumed.
-    sizes, most = sizes_of(config), config.rollout.max_tokens
+    sizes, most = sizes_of(config), config.sampled_tokens  # of an episode, in all of its turns
+    third = "assumed: a third of rollout.max_tokens" + (" in each of environment.turns" if config.plays else "")
     rates = {name: Rate(value, "given") for name, value in given.items()}
     if like is not None and not {"tokens", "sigma"} & set(given):
         tokens = float(np.mean(np.concatenate(like.groups)))
@@ -145,7 +146,7 @@ def outlook(
             like.draw,
         )
     else:
-        rates.setdefault("tokens", Rate(max(1.0, MEAN_SHARE * most), "assumed: a third of rollout.max_tokens"))
+        rates.setdefault("tokens", Rate(max(1.0, MEAN_SHARE * most), third))
         rates.setdefault("sigma", Rate(SIGMA, "assumed"))
         tokens, lengths = rates["tokens"].value, "log-normal, cut at rollout.max_tokens"
         draw = log_normal(tokens, rates["sigma"].value, most)
