@@ -6,11 +6,12 @@ import pyarrow.parquet as pq
 import pytest
 
 import tiny
+from disk import read_only, tmpfs
 from trew.cli.chosen_model import choose
 from trew.cli.eval import eval as command
 from trew.cli.export import model as export
 from trew.cli.report import report
-from trew.errors import ConfigError, DataError
+from trew.errors import ConfigError, DataError, StorageError
 from trew.training.exporting import finished
 
 
@@ -130,6 +131,17 @@ def test_report_of_nothing_and_of_no_run(tmp_path):
         report((tmp_path / "missing",))
     with pytest.raises(ConfigError, match="does not exist"):
         report((tmp_path,), out=tmp_path / "no" / "r.html")
+
+
+def test_a_report_of_a_run_that_cannot_be_written_to_needs_another_file(tmp_path):
+    """The advice was to run the command with --resume, which it does not have."""
+    with tmpfs(kilobytes=64) as folder:
+        (folder / "config.toml").write_text("steps = 1\n")
+        read_only(folder)
+        with pytest.raises(StorageError, match=r"^report.html: cannot be written: Read-only .* with --out$"):
+            report((folder,))
+        report((folder,), out=tmp_path / "r.html")
+    assert (tmp_path / "r.html").exists()
 
 
 def test_a_run_and_its_final_weights_are_evaluated_by_its_recipe(tmp_path, capsys):

@@ -15,7 +15,7 @@ def report(runs: Annotated[tuple[Path, ...], tyro.conf.Positional], /, *, out: P
         runs: Run folders; several are drawn into the same charts.
         out: The file; default: report.html in the run folder, or in the working directory for several runs.
     """
-    from ..errors import ConfigError
+    from ..errors import ConfigError, StorageError
     from ..runs.report import write_report
 
     if not runs:
@@ -24,5 +24,11 @@ def report(runs: Annotated[tuple[Path, ...], tyro.conf.Positional], /, *, out: P
         raise ConfigError(f"--out {out}: the folder {out.parent} does not exist")
     if out is not None and out.is_dir():
         out = out / "report.html"
-    print(write_report(runs, out))
+    try:
+        print(write_report(runs, out))
+    except StorageError as error:
+        # Of a file that a run writes, the message says how to go on with the run.
+        if out is not None or not isinstance(why := error.__cause__, OSError):
+            raise
+        raise StorageError(f"report.html: cannot be written: {why.strerror}; name another file with --out") from None
     return 0
