@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import stat
 import warnings
 from collections.abc import Callable
 from functools import cache, partial
@@ -141,6 +142,8 @@ def test_a_run_leaves_everything_that_its_folder_promises(recipe, tmp_path, cli)
     assert len(tokenizer) <= final.get_input_embeddings().num_embeddings
     assert (run / "config.toml").exists()
     assert "<html" in (run / "report.html").read_text()
+    # Nobody else reads them, whatever the umask, also where the folder was there before and others may enter it.
+    assert {stat.S_IMODE(path.stat().st_mode) for path in run.iterdir() if path.is_file()} == {0o600}
     assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["000002", "000003"]
 
 

@@ -129,7 +129,7 @@ class TrainingRun:
         program.memory.update(program.team, end=True)
         summary = summarize(program)
         folder.write_summary(summary)
-        write_report([folder.folder], folder.folder / "report.html")
+        write_report([folder.folder])
         show_result(program)
         program.display.warned([f"step {finding.step}: {finding.text}" for finding in program.health.found])
         watch.at_end(folder, program.display)
