@@ -238,6 +238,26 @@ def test_other_data_are_refused_unless_allowed(server, folder, recipe):
     assert "continuing after step 1" in output
 
 
+def test_a_reward_or_an_environment_whose_file_changed_is_refused_unless_allowed(server, folder, recipe):
+    def told(path: Path, *given: str) -> None:
+        """Runs a step, changes the file, and goes on."""
+        run = folder / path.stem
+        server.run("train", recipe, "--out", run, "--set", *given, "steps=1", cwd=folder)
+        assert "continuing after step 1" in resume(server, recipe, run, "--set", "steps=2")
+        path.write_text(path.read_text().replace("1.0", "2.0"))
+        output = resume(server, recipe, run, "--set", "steps=3", code=2)
+        assert f"files whose code this run calls changed since its checkpoint ({path.stem}: {path.name})" in output
+        output = resume(server, recipe, run, "--set", "steps=3", "--allow-changes")
+        assert "scores before and after cannot be compared" in output
+        resume(server, recipe, run, "--set", "steps=4")
+
+    (folder / "scores.py").write_text("def scores(completions, **_): return [1.0 * len(c) for c in completions]\n")
+    told(folder / "scores.py", f"rewards=[{{name='{folder}/scores.py:scores'}}]")
+    (folder / "environment.py").write_text("def e(row, seed):\n    yield f'{seed}?'\n    return 1.0\n")
+    one_turn = (f"environment.name={folder}/environment.py:e", "environment.workers=1", "environment.turns=1")
+    told(folder / "environment.py", *one_turn, "data.task=prompts", "data.args={}", "rewards=[]")
+
+
 # ---- ends and clocks
 
 

@@ -47,7 +47,7 @@ from ..weights import InPlace, WeightSync
 from . import planning, teaching
 from .memory_record import MemoryRecord
 from .planning import Plan
-from .policy_program import PolicyProgram
+from .policy_program import PolicyProgram, code_of
 from .policy_state import PolicyState
 from .program import Timetable
 from .sft_program import SftProgram, SftState
@@ -227,7 +227,7 @@ def build(
         monitors=Monitors(plan.rewards.rewards, shuffled=in_random_order(config)),
         health=Health(Facts.of(to_table(config))),
         timetable=Timetable(config.steps, config.eval.every, config.checkpoint.every, config.checkpoint.keep),
-        fingerprint=plan.fingerprint, folder=folder, trackers=trackers, display=display,
+        fingerprint=plan.fingerprint, code=code_of(plan), folder=folder, trackers=trackers, display=display,
         interrupts=interrupts, memory=memory, writer=writer, weights=weights, backend=made.backend,
         team=Team(orders, sharded=sharded(config)), player=player, state=state,
     )  # fmt: skip
