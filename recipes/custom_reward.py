@@ -20,8 +20,8 @@ def close(completions: list[Any], *, answer: list[str], **columns: Any) -> list[
     """1 for the right number, less the further off the last number is; None where the gold is no whole number."""
     scores: list[float | None] = []
     for completion, gold in zip(completions, answer, strict=True):
-        found = re.findall(r"\d{1,6}", text_of(completion))
-        if not gold.isdecimal():
+        found = re.findall(r"-?\d{1,6}", text_of(completion))
+        if not re.fullmatch(r"-?\d+", gold):
             scores.append(None)
         else:
             scores.append(1 / (1 + abs(int(found[-1]) - int(gold))) if found else 0.0)

@@ -236,8 +236,8 @@ def test_a_reward_that_asks_for_no_right_answer_need_not_give_golds_more(capsys:
     rows = ["--task", "arithmetic", "--limit", "50"]
     assert run(["rewards", "test", f"{spec}:brief", *rows, "--set", "characters=12"]) == 0
     assert "gold scores" not in capsys.readouterr().out
-    run(["rewards", "test", f"{spec}:close", *rows])
-    assert "the gold can score" in capsys.readouterr().out
+    assert run(["rewards", "test", f"{spec}:close", *rows]) == 0  # -14 is not 14
+    assert "ok      the gold can score" in capsys.readouterr().out
 
 
 def test_a_constant_reward_is_told_what_it_was_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
