@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import inspect
 import json
+import pkgutil
 import re
 import runpy
 import tomllib
@@ -24,6 +25,7 @@ from trew.config import Config, RewardConfig, SetConfig, dumps, parse
 from trew.errors import ConfigError
 from trew.objective.options import Options
 from trew.objective.presets import PRESETS, preset
+from trew.rewards import RewardSet
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.toml"))
@@ -191,6 +193,27 @@ def test_files_that_are_named_exist(page):
 def taken_out(path: Path) -> bool:
     """Whether a file of backends is missing because all of them are: ``make test-without-backends``."""
     return "backends" in path.parts and not (ROOT / "src" / "trew" / "backends").exists()
+
+
+NO_NAMES = {"trew.engine", "trew.dtype", "trew.integrations.trl.GRPOTrainer", "trew.integrations.trl"}
+"""Keys of a table's metadata, and what imports TRL."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_names_of_the_package_exist(page):
+    for name in {*re.findall(r"(?<![\w/.-])trew(?:\.[A-Za-z_]\w*)+", page.read_text())} - NO_NAMES:
+        if not name.endswith((".toml", ".svg", ".json", ".md")):
+            pkgutil.resolve_name(name)
+
+
+def test_a_call_for_a_debugger_is_one():
+    [text] = re.findall(r"`(RewardSet\.from_config\([^`]+\))`", (ROOT / "docs" / "rewards.md").read_text())
+    call = ast.parse(text, mode="eval").body
+    assert isinstance(call, ast.Call)
+    [keyword] = call.keywords
+    assert isinstance(keyword.value, ast.Call)
+    host = pkgutil.resolve_name(ast.unparse(keyword.value.func))()
+    assert RewardSet.from_config([RewardConfig(name="gsm8k")], **{str(keyword.arg): host}).host is host
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -398,7 +421,6 @@ def test_there_are_documented_functions():
     ("name", "source"), documented_functions(), ids=lambda value: value if value.isidentifier() else ""
 )
 def test_documented_rewards_tell_answers_apart_on_rows_of_both_kinds(tmp_path, name, source, chat):
-    from trew.rewards import RewardSet
     from trew.rewards.reward_checks import text_group
     from trew.types import Prompt
 
