@@ -205,8 +205,8 @@ def test_a_batch_of_more_rows_than_there_are_is_said_to_pass_over_them_more_ofte
     paths = [f"model={place / 'model'}", f"data.train={place / 'rows.jsonl'}"]
     rows = plan(load(recipe, paths)).config.steps
     said = [note for note in plan(load(recipe, [*paths, f"sft.batch={2 * rows}"])).notes if "sft.epochs" in note]
-    once = f"2 passes over them; sft.batch = {rows} would have each once in a step"
-    assert said == [f"sft.epochs = 1: {rows} rows make 1 steps of {2 * rows}, {once}"]
+    more = "2 passes over them, since sft.batch is more than they are"
+    assert said == [f"sft.epochs = 1: {rows} rows make 1 steps of {2 * rows}, {more}"]
     assert not any("passes" in note for note in plan(load(recipe, [*paths, f"sft.batch={rows}"])).notes)
 
 

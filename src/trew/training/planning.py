@@ -179,7 +179,7 @@ def _with_steps(config: Config, rows: int) -> tuple[Config, list[str]]:
         )
     note = f"sft.epochs = {own.epochs:g}: {rows} rows make {steps} steps of {own.batch}"
     if own.batch > rows:  # each of them several times in a step
-        note += f", {steps * own.batch / rows:.3g} passes over them; sft.batch = {rows} would have each once in a step"
+        note += f", {steps * own.batch / rows:.3g} passes over them, since sft.batch is more than they are"
     return made, [note]
 
 
