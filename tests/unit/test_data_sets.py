@@ -308,3 +308,17 @@ def test_commands_that_take_one_set_say_so(tmp_path):
     recipe.write_text(dumps(parse({"model": "m", "data": {"task": "arithmetic"}, "curriculum": {"share": 0.5}})))
     with pytest.raises(ConfigError, match=r"curriculum.share: got 0.5, but every round draws its own prompts"):
         load_recipe(recipe)
+
+
+def test_what_is_shown_of_a_mixture_of_demonstrations_counts_by_its_epochs(tmp_path, capsys):
+    """22 rows twice in steps of 4 are 11 steps, and not the 100 that a recipe has by default."""
+    sets = ""
+    for name, count in (("a", 6), ("b", 20)):
+        turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": name}]
+        rows = [{"messages": [{**turns[0], "content": f"{name}{i}"}, turns[1]]} for i in range(count)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        sets += f'[[data]]\nname = "{name}"\ntask = "demonstrations"\ntrain = "{tmp_path / name}.jsonl"\n'
+    recipe = tmp_path / "r.toml"
+    recipe.write_text(f'model = "m"\n{sets}[sft]\nbatch = 4\nepochs = 2\n[eval]\nsize = 2\n')
+    show(str(recipe), n=1)
+    assert "50.0% of the prompts, 22 of 44 without refills; 4 training prompts (5.50 epochs)" in capsys.readouterr().out

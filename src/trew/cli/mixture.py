@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,10 @@ def mixture_lines(config: Config, train: Sequence[Prompt], evaluation: Sequence[
     lines = []
     order = prompt_order(config, train)
     held = by_set(evaluation, config.set_names) if config.set_names else {}
-    draws = config.steps * config.step_prompts
+    steps = config.steps
+    if config.demonstrates and config.sft.epochs:  # they decide the steps, also where nothing was planned yet
+        steps = max(1, math.ceil(config.sft.epochs * len(train) / config.sft.batch))
+    draws = steps * config.step_prompts
     # The only set of a recipe without [[data]] has no name, and no line.
     for name, size, share in zip(order.names, order.sizes, order.schedule.shares, strict=True):
         if name:
