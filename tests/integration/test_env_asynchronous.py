@@ -24,6 +24,10 @@ def talk(row, seed):
     for turn in range(2):
         reply = yield Say(({"role": "user", "content": str(len(reply.text))},), reward=len(reply.text) / 8)
     return 1.0
+
+def long(row, seed):
+    yield "x" * (1 if row["episode"] < 8 else 300)
+    return 1.0
 """
 STEPS, PROMPTS, COMPLETIONS = 4, 3, 3
 
@@ -75,3 +79,20 @@ def test_a_run_plays_its_episodes_on_servers(staleness, model, tmp_path, cli):
             assert row["ending"] in ("done", "length", "turns")
         assert any(len(row["turns"]) > 1 for row in found)
         assert all(row["policy_version"] >= int(path.stem) - 1 - staleness for row in found)
+
+
+@pytest.mark.parametrize("staleness", tiers.some([0, 1], ["1"]))
+def test_an_episode_that_servers_have_no_room_for_costs_itself_alone(staleness, model, tmp_path, cli):
+    """A server refuses what is longer than its max_model_len, each time that it is asked: the run was lost. Only the
+    first openings are measured beforehand."""
+    fake = FakeVllm(model, token="secret")
+    fake.settings["max_model_len"] = 300
+    path = written(tmp_path, model, staleness=staleness)
+    table = path.read_text().replace("talk.py:talk", "talk.py:long").replace("turns = 3", "turns = 1\nepisodes = 16")
+    path.write_text(table)
+    with serving(fake, tmp_path / "0.sock"):
+        said = cli("train", path)
+    rows = training_rows(tmp_path / "runs" / "run")
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    assert any(0 < row.get("environment/failed", 0) < 1 for row in rows)
+    assert "of an episode" in " ".join(said.split())

@@ -270,7 +270,8 @@ class Episodes:
             if play in begun and too_long:
                 play.error = (
                     f"the opening has {len(ids)} tokens, which with rollout.max_tokens = {most} is more than the "
-                    f"{self.limits.tokens} of an episode; shorten it, or raise environment.episode_tokens"
+                    f"{self.limits.tokens} of an episode; shorten it, or raise environment.episode_tokens or, for "
+                    "servers that the run starts, data.max_prompt_tokens"
                 )
             if play.error:
                 self._end(play, "failed")

@@ -29,7 +29,7 @@ from ..models.backend import Backend
 from ..models.lora import Adapters
 from ..rollout import Engine, RolloutSource
 from ..rollout.asynchronous import AsyncRollouts
-from ..rollout.endings import facts_of
+from ..rollout.endings import ModelFacts, facts_of
 from ..rollout.given import GivenRollouts
 from ..rollout.replay import ReplayRollouts
 from ..rollout.shared import SharedEngine
@@ -209,7 +209,8 @@ def build(
         # Evaluations ask through the view that is not generating ahead.
         player = rollouts.engine
     else:
-        player = _player(plan, engine, made, ending)
+        # Those of an engine on servers say how much room these have.
+        player = _player(plan, engine, getattr(engine, "facts", facts_of(made.model)), ending)
         rollouts = _rollouts(plan, player, made)
     if orders is not None and not isinstance(weights, InPlace):
         weights = Together(weights, orders)
@@ -253,9 +254,9 @@ def _of_plan(plan: Plan) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _player(plan: Plan, engine: Engine, made: Parts, ending: contextlib.ExitStack) -> Engine:
+def _player(plan: Plan, engine: Engine, facts: ModelFacts, ending: contextlib.ExitStack) -> Engine:
     """What generates rollouts: the engine, or episodes that are played with it."""
-    return plan.episodes.play(engine, facts_of(made.model), ending) if plan.episodes else engine
+    return plan.episodes.play(engine, facts, ending) if plan.episodes else engine
 
 
 def _asynchronous(
@@ -273,9 +274,10 @@ def _asynchronous(
     ending.callback(shared.close)
     beside = shared.view("beside")
     # Each caller has episodes of its own: they are played in its thread.
-    ahead = _player(plan, shared.view("ahead"), made, ending)
+    ahead = _player(plan, shared.view("ahead"), engine.facts, ending)
+    own = _player(plan, beside, engine.facts, ending)
     rollouts = AsyncRollouts(
-        _player(plan, beside, made, ending), ahead=ahead, keeper=Journal(folder.folder), idle=lambda: shared.idle_s,
+        own, ahead=ahead, keeper=Journal(folder.folder), idle=lambda: shared.idle_s,
         covered=lambda: checkpoint_files.newest_step(folder.checkpoints), **_of_plan(plan),
     )  # fmt: skip
     rollouts.gather_in_background()
@@ -371,13 +373,16 @@ def _on_servers(
     # A server that does not fit ends the run here, before it has been asked for anything.
     for endpoint in endpoints:
         handshake.check(endpoint, expected, root=choose.folder_of(backend, folder.folder))
+    # Episodes end there, too: a server refuses what is longer each time that it is asked.
+    rooms = [] if plan.episodes is None else [facts.positions, *map(handshake.room, endpoints)]
+    limited = dataclasses.replace(facts, positions=min((n for n in rooms if n), default=facts.positions))
 
     def tell(text: str) -> None:
         display.warn(text)
         folder.event(text)
 
     engine = VllmEngine(
-        endpoints, plan.renderer, facts=facts, request_timeout_s=cluster.request_timeout_s,
+        endpoints, plan.renderer, facts=limited, request_timeout_s=cluster.request_timeout_s,
         sync_timeout_s=cluster.sync_timeout_s, in_flight=cluster.in_flight, restart=restart, stop=stop, tell=tell,
     )  # fmt: skip
     weights = choose.publisher(

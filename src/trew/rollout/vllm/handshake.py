@@ -77,6 +77,13 @@ def check(endpoint: Endpoint, expected: Expected, *, root: Path) -> None:
         raise ConfigError([f"server {endpoint}: {problem}" for problem in found])
 
 
+def room(endpoint: Endpoint) -> int | None:
+    """The tokens that a server has room for, of a prompt with its completion; None if it does not report it."""
+    config = _ask(endpoint, "/server_info", config_format="json").get("vllm_config") or {}
+    length = (config.get("model_config") or {}).get("max_model_len")
+    return length if isinstance(length, int) else None
+
+
 def _problems(endpoint: Endpoint, expected: Expected, root: Path) -> Iterator[str]:
     version = _ask(endpoint, "/version").get("version")
     if not environment.supported(str(version)):
