@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 
-from trew.env import Reply, Say
+from trew.env import Reply, Say, Tool
 
 COUNTED = {"episodes": 0}  # of this module, which episodes must not share
 
@@ -156,3 +156,10 @@ class Judged(Counter):
 
     def stopped(self):
         return 1 / 0 if self.error else 10.0 + self.count if self.count else None
+
+
+def sometimes(row, seed):
+    """Brings a tool with the rows that say so, and earns 1 where it is called."""
+    tool = Tool("look", "Looks.", {"type": "object", "properties": {}})
+    reply = yield Say(({"role": "user", "content": "look?"},), tools=(tool,) if row.get("looks") else ())
+    return float(bool(reply.calls))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import random
 from typing import Any
 
@@ -26,6 +27,7 @@ from trew.rollout.generate import generate
 from trew.rollout.torch_engine import TorchEngine
 from trew.rollout.torch_engine.decode import Schedule
 from trew.training import episodes as planned
+from trew.training import planning
 from trew.types import Prompt, Sampling, Span, Turn
 
 END = 258
@@ -461,3 +463,32 @@ def test_new_weights_give_up_what_is_held(env):
 def test_ranks_that_wait_for_later_turns_are_told_of(cluster, turns, told):
     config = parse({"model": "m", "environment": {"name": "guess", "turns": turns}, "cluster": cluster})
     assert any("by rank 0 alone" in note for note in planned.notes(config)) == told
+
+
+def test_tools_that_some_rows_alone_bring_are_called(env, tmp_path):
+    """The first of all openings had none, and no format of calls was looked for: each call was taken for text."""
+    model = tiny.save(tmp_path / "m")
+    sets = []
+    for name, looks in (("a", False), ("b", True)):
+        (tmp_path / f"{name}.jsonl").write_text(
+            "".join(json.dumps({"prompt": f"{name}{i}", "looks": looks}) + "\n" for i in range(20))
+        )
+        sets.append({"name": name, "task": "prompts", "train": str(tmp_path / f"{name}.jsonl")})
+    table = {
+        "model": str(model), "data": sets, "environment": {"name": f"{env_help.__file__}:sometimes"},
+        "rollout": {"max_tokens": 8}, "eval": {"size": 2},
+    }  # fmt: skip
+    plan = planning.plan(parse(table))
+    assert plan.episodes is not None
+    assert plan.episodes.format is not None
+    episodes = played(env("sometimes"), lambda request, turn: "look:", format=plan.episodes.format)
+    [with_tool] = generate(episodes, prompts(1, looks=True), n=1, sampling=HOW)
+    assert with_tool.rollouts[0].turns[0].reward == 1.0
+
+
+def test_tools_without_a_format_fail_the_episode(env):
+    episodes = played(env("sometimes"), lambda request, turn: "look:")
+    [plain] = generate(episodes, prompts(1), n=1, sampling=HOW)
+    [late] = generate(episodes, prompts(1, looks=True), n=1, sampling=HOW)
+    assert (plain.rollouts[0].status, late.rollouts[0].status) == ("finished", "failed")
+    assert "no format of calls is known" in late.rollouts[0].error

@@ -276,7 +276,7 @@ def prepare(
     prompts, _, notes = data
     renderer = Renderer(tokenizer, stop=c.rollout.stop)
     fitted, fit_notes = _checked_prompts(c, prompts, renderer, rewards, problems, bar)
-    positions, tried = loading.positions(c.model), prompts[: episodes.TRIED]
+    positions, tried = loading.positions(c.model), episodes.tried(c, prompts)
     played = episodes.prepare(c, tried, renderer, positions=positions) if c.plays else None
     notes = [
         *model_notes, *notes, *([] if c.plays else renderer.notes(prompts)), *rewards.unserved_notes(prompts),

@@ -260,22 +260,32 @@ class Episodes:
         begun = [play for play in opening.plays if play.said is not None]
         ids = self._prompt(begun) if begun else self._encoded(opening.plays[0].request.prompt)
         most = begun[0].request.sampling.max_tokens if begun else 0
-        too_long = len(ids) + most > self.limits.tokens
         # 0 tells the engine that no turn follows, so that it keeps nothing.
         longest = self.limits.longest(len(ids), most) if self.limits.turns > 1 else 0
         earlier = Earlier(ids, 0, longest, len(self._plays))  # the same object for all: the engine computes it once
         for play in opening.plays:
             # The first turn's context is the whole prompt.
             play.ids, play.context, play.prompt = ids, ids, len(ids)
-            if play in begun and too_long:
-                play.error = (
-                    f"the opening has {len(ids)} tokens, which with rollout.max_tokens = {most} is more than the "
-                    f"{self.limits.tokens} of an episode; shorten it, or raise environment.episode_tokens or, for "
-                    "servers that the run starts, data.max_prompt_tokens"
-                )
+            if play in begun:
+                play.error = self._unfit(play, most)
             if play.error:
                 self._end(play, "failed")
         self._generate([play for play in begun if not play.error], earlier)
+
+    def _unfit(self, play: _Play, most: int) -> str:
+        """Why an opening cannot be played, with replies of ``most`` tokens; empty if it can."""
+        if play.prompt + most > self.limits.tokens:
+            return (
+                f"the opening has {play.prompt} tokens, which with rollout.max_tokens = {most} is more than the "
+                f"{self.limits.tokens} of an episode; shorten it, or raise environment.episode_tokens or, for "
+                "servers that the run starts, data.max_prompt_tokens"
+            )
+        if play.tools and self.format is None:  # its calls would be taken for text
+            return (
+                "the opening brings tools, as none of those did that were looked at before the run, so that no format "
+                "of calls is known; bring tools with one of the first rows of a data set, too"
+            )
+        return ""
 
     def _prompt(self, plays: Sequence[_Play]) -> np.ndarray:
         """The tokens of the opening that episodes share. Raises EpisodeError where they do not."""

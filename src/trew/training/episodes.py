@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..config import Config, EnvironmentConfig, RewardConfig
-from ..data import Dataset
+from ..data import Dataset, by_set
 from ..data.episodes import numbered_episodes
 from ..data.load import load_eval, load_eval_of_sets, load_sets, load_task
 from ..data.split import overlap_note
@@ -26,7 +26,7 @@ from ..rollout.episodes import Episodes, Limits, environment_seed, row_of
 from ..types import Prompt
 
 TRIED = 8
-"""Openings that are looked at before a run: the first of the data for training and evaluation."""
+"""Openings that are looked at before a run: the first of each data set for training and evaluation."""
 WITHOUT_LIMIT = 1 << 31
 """Tokens of an episode where neither the recipe nor the model has a limit."""
 
@@ -128,16 +128,23 @@ def _of_unjudged_sets(given: Sequence[RewardConfig], defaults: Sequence[RewardCo
     return [spec for spec in left if spec.sets]
 
 
+def tried(config: Config, prompts: Sequence[Prompt]) -> list[Prompt]:
+    """The prompts whose openings are looked at before a run: the first of the data, or of each of several sets."""
+    parts = by_set(prompts, config.set_names).values() if config.set_names else [prompts]
+    return [prompt for part in parts for prompt in part[:TRIED]]
+
+
 def prepare(config: Config, prompts: Sequence[Prompt], renderer: Renderer, *, positions: int | None) -> EpisodePlan:
-    """Begins an episode for the first of ``prompts``, and checks that this model can play them. Raises ConfigError with
+    """Begins an episode for each of ``prompts``, and checks that this model can play them. Raises ConfigError with
     every problem."""
     openings = _openings(config.environment, prompts)
-    # The first opening stands for all of them here.
-    tools = openings[0].tools
+    # One opening stands for all of them here: one with tools, which some rows may bring and others not.
+    first = next((opening for opening in openings if opening.tools), openings[0])
+    tools = first.tools
     format = _format(renderer, config) if tools or config.environment.tools else None
     bridges = Bridges(renderer, most=config.environment.observation_tokens)
     shown = tools if format is None or format.shown else ()
-    said = openings[0].messages if format is None else format.opening(openings[0].messages, tools)
+    said = first.messages if format is None else format.opening(first.messages, tools)
     if problems := bridges.check(said, tools=[tool.schema for tool in shown]):
         raise ConfigError(problems)
     lengths = []

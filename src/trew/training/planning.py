@@ -334,7 +334,7 @@ def _fitting(
     limit = problems.attempt(lambda: loading.positions(config.model))
     played = None
     if config.plays:
-        tried = [*train[: episodes.TRIED], *eval_[: episodes.TRIED]]
+        tried = [*episodes.tried(config, train), *episodes.tried(config, eval_)]
         played = problems.attempt(lambda: episodes.prepare(config, tried, lengths.renderer, positions=limit))
         longest = played.opening if played else 0
     else:
