@@ -114,6 +114,16 @@ def round_problems(rounds: Iterate, rewards: Sequence[Any] = ()) -> list[str]:
     found = _number_problems(rounds)
     if rounds.verifier.model:
         found.append("iterate.verifier.model: a reward model cannot be the verifier; give a built-in or a function")
+    if rounds.verifier.gate:
+        found.append(
+            "iterate.verifier.gate: got true, accepts false: the verifier measures, and a gate would decide what the "
+            "policy gets for its completions"
+        )
+    if rounds.verifier.weight not in (0.0, RewardConfig().weight):
+        found.append(
+            f"iterate.verifier.weight: got {rounds.verifier.weight:g}, but the verifier measures, with weight 0; leave "
+            "it out, and give what the policy is to learn from as [[rewards]]"
+        )
     # Its name comes first, so that the learned reward would be called otherwise, and the verifier's curve shown as its.
     if names_of([{"name": rounds.verifier.name}]) == [REWARD]:
         found.append(
