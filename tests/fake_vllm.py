@@ -283,8 +283,6 @@ class FakeVllm:
         sampling, prompt = body["sampling_params"], body["token_ids"]
         if sampling["temperature"] == 0 and sampling["n"] > 1:
             raise Refusal(400, f"n must be 1 when using greedy sampling, got {sampling['n']}.", "BadRequestError")
-        if len(prompt) >= (most := self.settings["max_model_len"]):
-            raise Refusal(400, f"This model's maximum context length is {most} tokens.", "BadRequestError")
         rows = [_Row(sampling["seed"] + i, self._length(sampling, i)) for i in range(sampling["n"])]
         scored = self._scored(prompt) if sampling.get("prompt_logprobs") is not None else None
         while running := [row for row in rows if not row.reason]:

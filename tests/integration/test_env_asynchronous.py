@@ -13,7 +13,7 @@ import pytest
 
 import tiers
 import tiny
-from fake_vllm import FakeVllm, serving
+from fake_vllm import FakeVllm, Refusal, serving
 from recipe_help import recipe, training_rows
 
 TALK = """
@@ -30,6 +30,15 @@ def long(row, seed):
     return 1.0
 """
 STEPS, PROMPTS, COMPLETIONS = 4, 3, 3
+
+
+class Small(FakeVllm):
+    """Refuses prompts that it has no room for, as vLLM does."""
+
+    def generate(self, body: Any) -> Any:
+        if len(body["token_ids"]) >= (most := self.settings["max_model_len"]):
+            raise Refusal(400, f"This model's maximum context length is {most} tokens.", "BadRequestError")
+        return super().generate(body)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +94,7 @@ def test_a_run_plays_its_episodes_on_servers(staleness, model, tmp_path, cli):
 def test_an_episode_that_servers_have_no_room_for_costs_itself_alone(staleness, model, tmp_path, cli):
     """A server refuses what is longer than its max_model_len, each time that it is asked: the run was lost. Only the
     first openings are measured beforehand."""
-    fake = FakeVllm(model, token="secret")
+    fake = Small(model, token="secret")
     fake.settings["max_model_len"] = 300
     path = written(tmp_path, model, staleness=staleness)
     table = path.read_text().replace("talk.py:talk", "talk.py:long").replace("turns = 3", "turns = 1\nepisodes = 16")
