@@ -57,6 +57,16 @@ def test_a_template_that_opens_a_thought_hides_calls_in_it(name):
     assert format.parse(f"let me see</think>\n{text}", TOOLS).calls == (Call("now", {}, "trewcall1"),)
 
 
+@pytest.mark.parametrize(("name", "wanted"), [("plain", "auto"), ("tool_call json", "plain")])
+def test_a_template_that_opens_a_thought_hides_calls_of_the_plain_protocol_in_it(name, wanted):
+    opened = TEMPLATES[name].replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
+    assert opened != TEMPLATES[name]
+    format = recognised(renderer(opened), wanted=wanted)
+    assert format.name == "plain"
+    assert format.parse("I could say\nnow:\nor not", TOOLS) == Parsed()
+    assert format.parse("let me see</think>\nnow:", TOOLS).calls == (Call("now", {}, "trewcall1"),)
+
+
 def test_a_template_that_shows_no_tools_means_the_plain_protocol():
     assert recognised(renderer(TEMPLATES["plain"])).name == "plain"
     refuses = "{% if tools %}{{ raise_exception('no tools') }}{% endif %}" + TEMPLATES["plain"]

@@ -18,10 +18,14 @@ _TAUGHT = """You have tools. To use one, reply with one line and nothing else; i
 
 
 class PlainFormat:
-    """Calls as lines ``name: text``. A tool with one argument takes the text; others take a JSON object."""
+    """Calls as lines ``name: text``. A tool with one argument takes the text; others take a JSON object. ``thinking``
+    says that the prompt ends inside a thought."""
 
     name = "plain"
     shown = False
+
+    def __init__(self, *, thinking: bool = False) -> None:
+        self.thinking = thinking
 
     def opening(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[Message, ...]:
         """Describes the tools in the system message, or in front of the first message where there is none."""
@@ -37,7 +41,7 @@ class PlainFormat:
         """Takes each line that begins with the name of a tool and a colon; everything else is text."""
         known = {tool.name: tool for tool in tools}
         # What is only thought about is no call; None where the thought never ended.
-        said = after_thinking(text)
+        said = after_thinking(text, thinking=self.thinking)
         if not known or said is None:
             return Parsed()
         names = "|".join(re.escape(name) for name in known)

@@ -50,7 +50,7 @@ def recognised(render: Render, *, response: Response | None = None, wanted: str 
     Raises ConfigError if the template shows tools but writes calls in a way that nothing reads.
     """
     if wanted == "plain" or not _shows_tools(render):
-        return PlainFormat()
+        return PlainFormat(thinking=_opens_thought(render))
     asked = render([_ASKED], tools=[_PROBE.schema]).rstrip()
     written = _written(render)
     readers = dict(READERS)
@@ -69,6 +69,14 @@ def recognised(render: Render, *, response: Response | None = None, wanted: str 
         f"environment.tools: the chat template writes a call in a format that is not known: {shown!r}; set "
         "environment.tools_format = 'plain', which describes tools in words, or use another chat_template"
     )
+
+
+def _opens_thought(render: Render) -> bool:
+    """Whether prompts end inside a thought: what comes before its end is no call."""
+    try:
+        return render([_ASKED]).rstrip().endswith(OPEN)
+    except DataError:  # it refuses even this, which the check of openings reports
+        return False
 
 
 def _shows_tools(render: Render) -> bool:
