@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from array import array
 from collections.abc import Mapping
@@ -18,13 +17,12 @@ from .signature import signature
 
 _ENDS = 4096
 _STEPS = 2**53  # whole numbers below it are exact in JavaScript
-_NUMBERS = itertools.count(1)
 
 
 class Curves:
     """The rows of one metrics file, so far. A column has one number per step, NaN where the step has none."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: Facts, *, number: int = 1) -> None:
         self.steps = array("q")
         self.columns: dict[str, array[float]] = {}
         self.evals: dict[int, dict[str, Any]] = {}
@@ -32,7 +30,7 @@ class Curves:
         self.held: dict[str, list[list[int | None]]] = {}  # rule -> the stretches of steps in which it held
         self.bad_lines = 0
         # Of what was read from a beginning: another one where rows were taken back, or are of another run.
-        self.number = next(_NUMBERS)
+        self.number = number
 
     def add(self, line: bytes) -> None:
         """Adds a whole line; counts one that is no row."""
@@ -89,8 +87,9 @@ class Curves:
 class MetricsFile:
     """Follows a metrics file: reads what was appended since, or all of it where it was replaced."""
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, name: str, *, begun: int = 0) -> None:
         self.folder, self.name = folder, name
+        self.begun = begun  # how often it was read from its beginning
         self.curves: Curves | None = None
         self._at = 0  # everything before is read
         self._head = self._tail = b""  # the first and last bytes before it: if they differ, the file is another one
@@ -139,4 +138,6 @@ class MetricsFile:
         return self.curves
 
     def _begin(self, facts: Facts) -> None:
-        self.curves, self._at, self._head, self._tail, self._facts = Curves(facts), 0, b"", b"", facts
+        self.begun += 1
+        self.curves, self._at, self._facts = Curves(facts, number=self.begun), 0, facts
+        self._head = self._tail = b""

@@ -90,7 +90,8 @@ class ViewedRun:
         with self.lock:
             name = "rounds.jsonl" if self.kind == "rounds" else "metrics.jsonl"
             if self._metrics is None or self._metrics.name != name:
-                self._metrics = MetricsFile(self.folder, name)
+                begun = 0 if self._metrics is None else self._metrics.begun
+                self._metrics = MetricsFile(self.folder, name, begun=begun)
             return self._metrics.read(self.config)
 
     @property
