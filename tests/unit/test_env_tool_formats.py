@@ -7,11 +7,13 @@ import pytest
 import tiny
 import tool_help
 from tool_help import TEMPLATES, call, renderer, written
-from trew.env import Call
+from trew.env import Call, Reply
 from trew.env.tools import Parsed, recognised, tool_of
 from trew.env.tools.formats import READERS, TemplateFormat
 from trew.env.tools.plain import PlainFormat
+from trew.env.wire import from_reply
 from trew.errors import ConfigError
+from trew.rewards.user.wire import encode
 
 SEARCH, ADD, NOW = tool_of(tool_help.search), tool_of(tool_help.add), tool_of(tool_help.now)
 TOOLS = (SEARCH, ADD, NOW)
@@ -275,3 +277,19 @@ def test_plain_shows_results_in_one_message():
         {"role": "user", "content": "now: 12:00\nadd: 3"},
         user,
     )
+
+
+@pytest.mark.parametrize("depth", [101, 600, 900, 100_000])
+def test_arguments_of_any_depth_are_an_answer_to_the_policy_and_no_error_of_the_run(depth):
+    """Some 500 levels were read, and too many for what passes them on: the run ended with a RecursionError."""
+    deep = "[" * depth + "]" * depth
+    for format, text in (
+        ("tool_call json", f'<tool_call>{{"name": "add", "arguments": {{"a": {deep}}}}}</tool_call>'),
+        ("plain", f'add: {{"a": {deep}}}'),
+    ):
+        parsed = read(format, text)
+        assert "nested too deeply" in (parsed.malformed or "")
+        encode(from_reply(Reply(text, parsed.calls, parsed.malformed)))
+    fine = "[" * 90 + "]" * 90
+    [(_, given)] = calls("plain", f'add: {{"a": {fine}, "b": 1}}')
+    encode(given)

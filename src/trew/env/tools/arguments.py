@@ -12,6 +12,8 @@ from typing import Any
 
 from ...errors import nearest
 
+DEEPEST = 100
+"""Levels of an argument. A policy may write as many as it likes, and what checks and passes them on is recursive."""
 _KNOWN = frozenset(
     {"type", "properties", "required", "items", "prefixItems", "enum", "anyOf", "nullable", "additionalProperties"}
     | {"title", "description", "default", "examples"}  # say nothing that could be checked
@@ -206,12 +208,34 @@ def read_json_at(text: str, at: int) -> tuple[Any, int]:
     exactly JSON: NaN, Infinity, a key given twice, nesting too deep to read."""
     # raw_decode stops where the value ends, which lets a format go on from there.
     try:
-        return _DECODER.raw_decode(text, at)
+        value, end = _DECODER.raw_decode(text, at)
     except json.JSONDecodeError as error:
         what = error.msg[0].lower() + error.msg[1:]
         raise ValueError(f"not JSON: {what} at character {error.pos - at + 1}") from None
     except RecursionError:
         raise ValueError("nested too deeply") from None
+    if is_too_deep(value):
+        raise ValueError("nested too deeply")
+    return value, end
+
+
+def is_too_deep(value: Any) -> bool:
+    """Whether lists and objects are nested more than ``DEEPEST`` levels deep.
+
+    >>> is_too_deep([[1], {"a": []}])
+    False
+    """
+    level = [value]
+    for _ in range(DEEPEST + 1):
+        level = [
+            one
+            for inner in level
+            if isinstance(inner, list | dict)
+            for one in (inner.values() if isinstance(inner, dict) else inner)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def read_json(text: str) -> Any:

@@ -11,6 +11,7 @@ from ...errors import ConfigError, DataError
 from ...rewards.thinking import OPEN
 from ...types import Message
 from ..protocol import Call, Tool
+from .arguments import is_too_deep
 from .formats import READERS, Malformed, TemplateFormat, ToolFormat, identifier
 from .plain import PlainFormat
 
@@ -127,6 +128,8 @@ class _ByTokenizer:
             raise Malformed(f"a call cannot be read: {' '.join(str(error).split())[:200]}") from None
         if any(not isinstance(name, str) or not isinstance(given, dict) for name, given in found):
             raise Malformed("a call needs a name and an object of arguments")
+        if any(is_too_deep(given) for _, given in found):
+            raise Malformed("a call's arguments are nested too deeply")
         if self.mark and len(found) < text.count(self.mark):
             raise Malformed(f"{self.mark!r} begins a call that cannot be read")
         return found
