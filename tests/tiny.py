@@ -88,6 +88,7 @@ def config(kind: str = "llama", **overrides: Any) -> PreTrainedConfig:
         "gemma3": ("Gemma3TextConfig", {**head, **window, "query_pre_attn_scalar": 8}),
         "mistral": ("MistralConfig", {"sliding_window": 8}),
         "smollm3": ("SmolLM3Config", {"no_rope_layers": [1, 0]}),
+        "mixtral": ("MixtralConfig", {"num_local_experts": 2}),
         "gpt_neox": ("GPTNeoXConfig", {}),
         "gpt2": ("GPT2Config", {}),
     }

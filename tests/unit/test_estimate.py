@@ -142,7 +142,8 @@ def test_a_storage_count_does_not_count_what_was_there_before():
 
 
 @pytest.mark.parametrize(
-    ("kind", "rank", "checkpointing"), tiers.thinned(["llama", "gpt2", "gemma2"], [0, 4], [False, True], keep=3)
+    ("kind", "rank", "checkpointing"),
+    [*tiers.thinned(["llama", "gpt2", "gemma2"], [0, 4], [False, True], keep=3), ("mixtral", 0, False)],
 )
 def test_a_pass_without_memory_allocates_what_a_real_one_does(kind, rank, checkpointing, tmp_path):
     kinds = {"layer_types": ["sliding_attention", "full_attention"] * 3} if kind == "gemma2" else {}

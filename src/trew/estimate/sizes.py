@@ -134,7 +134,7 @@ def _without_memory(model: nn.Module, device: str) -> FakeTensorMode:
     They have shapes but no memory, and operations pick the device's kernels, which tensors on meta would not. Tied
     parameters stay tied.
     """
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = _Shapes(allow_non_fake_inputs=True)
     made: dict[int, Tensor] = {}  # by identity, so that a tied parameter is replaced by the same fake everywhere
     for module in model.modules():
         tables: list[Any] = [module._parameters, module._buffers]
@@ -148,3 +148,19 @@ def _without_memory(model: nn.Module, device: str) -> FakeTensorMode:
                         made[id(t)] = nn.Parameter(fake, t.requires_grad) if isinstance(t, nn.Parameter) else fake
                 table[name] = made[id(t)]
     return mode
+
+
+class _Shapes(FakeTensorMode):
+    """Knows the shapes of grouped products, by which transformers computes experts, in every type: torch's own are for
+    bfloat16 alone, although the products themselves are not."""
+
+    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not torch.ops.aten._grouped_mm.default:
+            return super().dispatch(func, types, args, kwargs)
+        a, b = args[:2]
+        offsets = args[2] if len(args) > 2 else (kwargs or {})["offs"]
+        if a.dim() == b.dim() == 2:  # the weights' gradient: a matrix for each group
+            shape = (offsets.shape[0], a.shape[0], b.shape[1])
+        else:  # rows or columns in groups
+            shape = (a.shape[-2], b.shape[-1])
+        return super().dispatch(torch.ops.aten.new_empty.default, types, (a, shape), {})
