@@ -29,6 +29,7 @@ from ..rollout.chat import Lengths, Renderer
 from ..rollout.given import Demonstrations, encode
 from ..runs.rollouts import Sampler
 from ..types import Prompt
+from ..weights import stored_names
 from . import compatibility, episodes, replaying, teaching
 from .episodes import TRIED, EpisodePlan
 from .replaying import Replay
@@ -206,6 +207,8 @@ def _tokenizer(config: Config, problems: Problems, *, notes: list[str]) -> PreTr
         problems += found
     if found == [] and loading.is_here(config.model):
         notes += positions.notes(loading.load_config(config.model).get_text_config().to_dict())
+        if config.cluster.rollout == "vllm":
+            problems += stored_names.problems(config.model)
     # Only an empty list says that the files are right; None says that the check itself failed.
     return problems.attempt(lambda: loading.load_tokenizer(config.model, **own)) if found == [] else None
 
