@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
 from tests import tiny
+
 from trew.cli.main import main
 from trew.weights import stored_names
 
