@@ -219,7 +219,7 @@ def test_an_update_waits_for_no_request_that_waits_for_a_place(start, tied, tmp_
     house = House(tied, tmp_path, list(servers.endpoints), [])
     engine = house.engine()
     sampling = Sampling(max_tokens=400, seed=3)
-    prompts = [Prompt(f"p{i}", f"{i} + {i} =") for i in range(12)]
+    prompts = [Prompt(f"p{i}", f"{i} + {i} =") for i in range(60)]
     engine.submit([Request(f"{p.uid}/{i}", p, i, sampling) for p in prompts for i in range(2)])
     time.sleep(1)
     with contextlib.closing(house.weights):
@@ -227,4 +227,5 @@ def test_an_update_waits_for_no_request_that_waits_for_a_place(start, tied, tmp_
         house.publish(engine, house.policy.version)
     reports = engine.poll(0.0)
     engine.cancel([f"{p.uid}/{i}" for p in prompts for i in range(2)])
-    assert len(reports) < 12, f"{len(reports)} of 24 completions were made before the update was over"
+    # Behind the queue it would be all 120. Some are made while the weights are written, on a slow machine a few dozen.
+    assert len(reports) < 60, f"{len(reports)} of 120 completions were made before the update was over"
