@@ -205,7 +205,7 @@ def build(
     # ---- what generates, and how it gets weights
     engine, weights = _sampler(plan, made, folder, display, ending, orders, interrupts)
     if config.cluster.staleness:
-        engine, weights, rollouts = _asynchronous(plan, engine, weights, made, folder, ending)
+        engine, weights, rollouts = _asynchronous(plan, engine, weights, folder, ending)
         # Evaluations ask through the view that is not generating ahead.
         player = rollouts.engine
     else:
@@ -260,7 +260,7 @@ def _player(plan: Plan, engine: Engine, facts: ModelFacts, ending: contextlib.Ex
 
 
 def _asynchronous(
-    plan: Plan, engine: Engine, weights: WeightSync, made: Parts, folder: RunFolder, ending: contextlib.ExitStack
+    plan: Plan, engine: Engine, weights: WeightSync, folder: RunFolder, ending: contextlib.ExitStack
 ) -> tuple[Engine, WeightSync, AsyncRollouts]:
     """Rollouts that are generated while the learner computes, and the engine for what is asked beside them."""
     from ..rollout.vllm.engine import VllmEngine
