@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from json import dumps, loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -266,10 +266,9 @@ def _row_group(number: int, row: Row, completion_column: str, prompt_column: str
         raise DataError(f"{row.place}: has no column {completion_column!r}{close}; columns: {', '.join(columns)}")
     given, prompt, ids = columns.pop(completion_column), columns.pop(prompt_column, ""), columns.pop("token_ids", None)
     uid = str(columns.get("uid", number))
-    if isinstance(columns.get("columns"), str):  # a run's rollouts keep the data row as JSON in one column
-        if isinstance(chat := columns.get("messages"), str) and prompt_column == "prompt":
-            prompt = _nested(chat, "messages", list, row.place)  # the prompt as the run's rewards got it, not its text
-        columns = _nested(columns["columns"], "columns", dict, row.place)
+    if isinstance(columns.get("columns"), str):
+        columns, chat = _of_a_run(columns, row.place)
+        prompt = chat if chat is not None and prompt_column == "prompt" else prompt
     if ids is not None and not isinstance(ids, list):
         raise DataError(f"{row.place}: column 'token_ids' must be a list of numbers, got {ids!r}")
     # A list of messages is one completion; a list of texts is several.
@@ -282,6 +281,14 @@ def _row_group(number: int, row: Row, completion_column: str, prompt_column: str
     if isinstance(prompt, list):
         return text_group(Prompt(uid, messages=tuple(prompt), columns=columns), texts, token_ids=tokens)
     return text_group(Prompt(uid, text=str(prompt), columns=columns), texts, token_ids=tokens)
+
+
+def _of_a_run(columns: Mapping[str, Any], place: str) -> tuple[dict[str, Any], list[Any] | None]:
+    """The data row that a run's rollouts keep as JSON in one column, and the prompt's messages as its rewards got them;
+    None of a prompt that was a text."""
+    chat = columns.get("messages")
+    messages = _nested(chat, "messages", list, place) if isinstance(chat, str) else None
+    return _nested(columns["columns"], "columns", dict, place), messages
 
 
 def _nested(text: str, name: str, kind: type, place: str) -> Any:

@@ -136,20 +136,8 @@ def outlook(
     """Simulates the recipe's run, and for comparison others of :data:`BOUNDS`. ``sequences``: of full length that a
     server's cache holds."""
     # First come, first served: setdefault keeps what is given over what was measured, and both over what is assumed.
-    sizes, most = sizes_of(config), config.sampled_tokens  # of an episode, in all of its turns
-    third = "assumed: a third of rollout.max_tokens" + (" in each of environment.turns" if config.plays else "")
     rates = {name: Rate(value, "given") for name, value in given.items()}
-    if like is not None and not {"tokens", "sigma"} & set(given):
-        tokens = float(np.mean(np.concatenate(like.groups)))
-        lengths, draw = (
-            f"those of {len(like.groups)} groups of {like.name}, {tokens:,.0f} tokens in the mean",
-            like.draw,
-        )
-    else:
-        rates.setdefault("tokens", Rate(max(1.0, MEAN_SHARE * most), third))
-        rates.setdefault("sigma", Rate(SIGMA, "assumed"))
-        tokens, lengths = rates["tokens"].value, "log-normal, cut at rollout.max_tokens"
-        draw = log_normal(tokens, rates["sigma"].value, most)
+    lengths, tokens, draw = _lengths(config, rates, like)
     completions = config.rollout.prompts * config.rollout.completions
     if like is not None and like.update_s is not None:
         rates.setdefault("update_s", Rate(like.update_s * completions, f"measured in {like.name}, by completions"))
@@ -159,6 +147,7 @@ def outlook(
         rates.setdefault("slots", Rate(sequences, "of full length that a server's cache holds, by the map above"))
     rates.setdefault("slots", Rate(slots, "max-num-seqs of a server: rollout.batch, or what cluster.server_args has"))
     # Behind the slots, which rates of CPUs depend on.
+    sizes = sizes_of(config)
     needed = _Need.of(sizes, config, objective, prompt=prompt, tokens=tokens)
     for name, rate in (_on_gpus if fleet.gpus else _on_cpus)(sizes, config, needed, fleet, given=rates).items():
         rates.setdefault(name, rate)
@@ -168,6 +157,20 @@ def outlook(
         bounds |= set(BOUNDS)
     ordered = {name: rates[name] for name in RATES if name in rates}
     return Outlook(ordered, lengths, {b: _simulated(config, ordered, draw, b) for b in sorted(bounds)})
+
+
+def _lengths(config: Config, rates: dict[str, Rate], like: Measured | None) -> tuple[str, float, LengthDraw]:
+    """Where completions' lengths come from, their mean, and how they are drawn: as those of ``like`` unless ``rates``
+    give some, else log-normal, where ``rates`` get what is assumed."""
+    if like is not None and not rates.keys() & {"tokens", "sigma"}:
+        mean = float(np.mean(np.concatenate(like.groups)))
+        return f"those of {len(like.groups)} groups of {like.name}, {mean:,.0f} tokens in the mean", mean, like.draw
+    most = config.sampled_tokens  # of an episode, in all of its turns
+    third = "assumed: a third of rollout.max_tokens" + (" in each of environment.turns" if config.plays else "")
+    rates.setdefault("tokens", Rate(max(1.0, MEAN_SHARE * most), third))
+    rates.setdefault("sigma", Rate(SIGMA, "assumed"))
+    mean = rates["tokens"].value
+    return "log-normal, cut at rollout.max_tokens", mean, log_normal(mean, rates["sigma"].value, most)
 
 
 def _simulated(config: Config, rates: Mapping[str, Rate], draw: LengthDraw, staleness: int) -> Forecast:

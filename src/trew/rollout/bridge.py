@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..env.protocol import Say
+from ..env.tools import ToolFormat
 from ..errors import DataError
 from ..types import Message
 from .chat import REPLY, Renderer
@@ -197,3 +199,11 @@ class Bridges:
         except DataError:
             shown = False
         return [] if shown else [f"environment.tools: the chat template does not show the results of tools{plain}"]
+
+
+def as_shown(opening: Say, format: ToolFormat | None) -> tuple[Sequence[Message], list[Mapping[str, Any]]]:
+    """The messages of an opening, and the schemas of its tools that the template shows; tools that it does not show are
+    described in the messages. ``format``: None where an episode has no tools."""
+    if format is None:
+        return opening.messages, [tool.schema for tool in opening.tools]
+    return format.opening(opening.messages, opening.tools), [t.schema for t in opening.tools if format.shown]

@@ -23,7 +23,7 @@ from ..env.tools import ToolFormat
 from ..env.wire import from_say
 from ..errors import EngineError, EpisodeError
 from ..types import Ending, FinishReason, Message, Prompt, Rollout, Turn
-from .bridge import Bridges
+from .bridge import Bridges, as_shown
 from .engine import Earlier, Engine, Finished, Lost, Request
 
 PAUSE_S = 0.02
@@ -301,16 +301,12 @@ class Episodes:
                     f"{other[:200]!r}, so that its group would compare answers to different questions; draw from "
                     "random.Random(seed) alone"
                 )
-        messages, tools = first.said.messages, first.said.tools
-        # Tools that the template does not show are described in the messages, and escaped with them.
-        if self.format is not None:
-            messages = self.format.opening(messages, tools)
+        messages, schemas = as_shown(first.said, self.format)
         # Escaped but never cut: an opening that is too long fails the episode.
         cleaned = self.bridges.harmless(messages)
-        shown = tools if self.format is None or self.format.shown else ()
-        ids = np.asarray(self.bridges.opening(cleaned.messages, tools=[tool.schema for tool in shown]), np.int64)
+        ids = np.asarray(self.bridges.opening(cleaned.messages, tools=schemas), np.int64)
         for play in plays:
-            play.tools, play.read, play.counts = tools, cleaned.messages, _counts(cleaned)
+            play.tools, play.read, play.counts = first.said.tools, cleaned.messages, _counts(cleaned)
         return ids
 
     def _encoded(self, prompt: Prompt) -> np.ndarray:

@@ -18,7 +18,7 @@ from ..env.load import Spec
 from ..env.protocol import Say
 from ..env.tools import ToolFormat, recognised
 from ..errors import ConfigError, TrewError
-from ..rollout.bridge import Bridges
+from ..rollout.bridge import Bridges, as_shown
 from ..rollout.chat import Renderer
 from ..rollout.endings import ModelFacts
 from ..rollout.engine import Engine
@@ -140,18 +140,15 @@ def prepare(config: Config, prompts: Sequence[Prompt], renderer: Renderer, *, po
     openings = _openings(config.environment, prompts)
     # One opening stands for all of them here: one with tools, which some rows may bring and others not.
     first = next((opening for opening in openings if opening.tools), openings[0])
-    tools = first.tools
-    format = _format(renderer, config) if tools or config.environment.tools else None
+    format = _format(renderer, config) if first.tools or config.environment.tools else None
     bridges = Bridges(renderer, most=config.environment.observation_tokens)
-    shown = tools if format is None or format.shown else ()
-    said = first.messages if format is None else format.opening(first.messages, tools)
-    if problems := bridges.check(said, tools=[tool.schema for tool in shown]):
+    said, shown = as_shown(first, format)
+    if problems := bridges.check(said, tools=shown):
         raise ConfigError(problems)
     lengths = []
     for opening in openings:
-        messages = opening.messages if format is None else format.opening(opening.messages, opening.tools)
-        schemas = [tool.schema for tool in opening.tools] if format is None or format.shown else []
-        lengths.append(len(bridges.opening(bridges.harmless(messages).messages, tools=schemas)))
+        said, shown = as_shown(opening, format)
+        lengths.append(len(bridges.opening(bridges.harmless(said).messages, tools=shown)))
     bridge = bridges.bridge([{"role": "user", "content": "x"}], ended_by=None)
     # Twice what the template writes around one message: several results of tools are one observation.
     plan = EpisodePlan(config.environment, renderer, format, max(lengths), 2 * len(bridge or ()))
