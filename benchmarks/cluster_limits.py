@@ -25,7 +25,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "src" / "trew" / "rollout" / "vllm" / "plugin"))
-import fake_vllm
+import fake_answers
 from trew.config import parse
 from trew.rewards import RewardSet
 from trew.rollout import codec
@@ -112,7 +112,7 @@ def answered(run: Traits) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     found = []
     for i in range(run.completions):
-        row = fake_vllm._Row(i, run.tokens)
+        row = fake_answers.Row(i, run.tokens)
         for token, logprob in zip(
             rng.integers(150_000, size=run.tokens), -rng.exponential(size=run.tokens), strict=True
         ):

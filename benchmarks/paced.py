@@ -26,6 +26,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "src" / "trew" / "rollout" / "vllm" / "plugin"))
+import fake_answers
 import fake_vllm
 from recipe_help import recipe, training_rows
 
@@ -78,7 +79,7 @@ class PacedVllm(fake_vllm.FakeVllm):
         sampling = body["sampling_params"]
         if sampling.get("prompt_logprobs") is not None or sampling["n"] < self.pace.group:
             return super().generate(body)
-        rows = [fake_vllm._Row(sampling["seed"] + i, self._length(sampling, i)) for i in range(sampling["n"])]
+        rows = [fake_answers.Row(sampling["seed"] + i, self._length(sampling, i)) for i in range(sampling["n"])]
         made = [_Sequence(body["token_ids"], row, sampling["stop_token_ids"][0]) for row in rows]
         self.queue.extend(made)
         self.arrived.release()

@@ -31,6 +31,7 @@ from starlette.routing import Route
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trew_vllm import memory, published, stream
 
+from fake_answers import Row, cut
 from fake_places import Places
 from trew.rollout.vllm.endpoint import Endpoint
 
@@ -74,6 +75,7 @@ class FakeVllm:
         self.version, self.root, self.started, self.received = "default", None, False, False
         self.paused, self.tokens, self.dead = False, 0, False
         self.renewed = False  # whether weights came since it slept
+        self.converted: dict[str, torch.Tensor] = {}  # of an update: what transformers renames or fuses
         self.asleep: set[str] = set()  # what memory was given up for
         self.calls: list[tuple[str, Any]] = []
         self.begun = 0  # requests whose generation has begun: faults that are set now leave them alone
@@ -209,7 +211,7 @@ class FakeVllm:
         self._require_awake("weights")
         if self.started:
             raise Refusal(500, "start_weight_update called while a weight update is already active.")
-        self.started, self.received = True, False
+        self.started, self.received, self.converted = True, False, {}
         return {"message": "Weight update started"}
 
     def update(self, body: Any) -> Any:
@@ -264,10 +266,26 @@ class FakeVllm:
             self.head.copy_(value)
         if key in own:
             own[key].copy_(value)
+        elif key != "lm_head.weight":
+            self.converted[key] = value.clone()
+
+    def _convert(self) -> None:
+        """Loads tensors that transformers holds under other names than files."""
+        loaded, info = type(self.model).from_pretrained(
+            None, config=self.model.config, state_dict=self.converted, output_loading_info=True
+        )
+        own = dict(self.model.named_parameters())
+        for name, value in loaded.state_dict().items():
+            if name not in info["missing_keys"]:
+                self._load(name, value, own)
+        self.converted = {}
 
     def finish(self, body: Any) -> Any:
         if not self.received:
             raise Refusal(500, "RuntimeError: nothing was received")
+        if self.converted:
+            with torch.no_grad(), self.lock:
+                self._convert()
         self.started = self.received = False
         self.version = body["weight_version"]
         self.renewed = True
@@ -283,7 +301,7 @@ class FakeVllm:
         sampling, prompt = body["sampling_params"], body["token_ids"]
         if sampling["temperature"] == 0 and sampling["n"] > 1:
             raise Refusal(400, f"n must be 1 when using greedy sampling, got {sampling['n']}.", "BadRequestError")
-        rows = [_Row(sampling["seed"] + i, self._length(sampling, i)) for i in range(sampling["n"])]
+        rows = [Row(sampling["seed"] + i, self._length(sampling, i)) for i in range(sampling["n"])]
         scored = self._scored(prompt) if sampling.get("prompt_logprobs") is not None else None
         while running := [row for row in rows if not row.reason]:
             if self._gone(running):
@@ -330,7 +348,7 @@ class FakeVllm:
         wanted = self.faults.lengths(sampling["seed"] + i) if self.faults.lengths else sampling["max_tokens"]
         return min(wanted, sampling["max_tokens"])
 
-    def _gone(self, running: list[_Row]) -> bool:
+    def _gone(self, running: list[Row]) -> bool:
         if 0 <= self.faults.dies_after <= max(len(row.tokens) for row in running):
             self.dead = True
         return self.dead
@@ -351,7 +369,7 @@ class FakeVllm:
             rows.append({str(t): {"logprob": max(float(values[i, t]), -9999.0), "rank": 1} for t in ids})
         return [None, *rows]
 
-    def _token(self, prompt: list[int], rows: list[_Row], sampling: dict[str, Any]) -> None:
+    def _token(self, prompt: list[int], rows: list[Row], sampling: dict[str, Any]) -> None:
         """Gives every row a token of the sampling distribution."""
         logits = self._logits([prompt + row.tokens for row in rows])[:, -1]
         for row, z in zip(rows, logits, strict=True):
@@ -387,35 +405,6 @@ class _Files:
         """Nothing is open."""
 
 
-class _Row:
-    """A completion in the making."""
-
-    def __init__(self, seed: int, most: int) -> None:
-        self.draws, self.most = torch.Generator().manual_seed(seed), most
-        self.tokens: list[int] = []
-        self.logprobs: list[float] = []
-        self.versions: list[str] = []
-        self.reason, self.stop = "", None
-
-    def add(self, token: int, logprob: float, version: str) -> None:
-        self.tokens.append(token)
-        self.logprobs.append(logprob)
-        self.versions.append(version)
-
-    def choice(self, index: int) -> dict[str, Any]:
-        pairs = zip(self.tokens, self.logprobs, strict=True)
-        content = [{"token_id": t, "logprob": p, "rank": 1, "top_logprobs": []} for t, p in pairs]
-        spans: list[dict[str, Any]] = []
-        for at, version in enumerate(self.versions):
-            if not spans or spans[-1]["version"] != version:
-                spans.append({"version": version, "start": at, "end": at})
-            spans[-1]["end"] = at + 1
-        return {
-            "index": index, "token_ids": self.tokens, "logprobs": {"content": content}, "weight_versions": spans,
-            "finish_reason": self.reason, "stop_reason": self.stop,
-        }  # fmt: skip
-
-
 class Refusal(Exception):
     def __init__(self, status: int, text: str, kind: str = "InternalServerError") -> None:
         super().__init__(text)
@@ -424,18 +413,6 @@ class Refusal(Exception):
 
 def error(status: int, text: str, *, kind: str = "InternalServerError") -> JSONResponse:
     return JSONResponse({"error": {"message": text, "type": kind, "param": None, "code": status}}, status)
-
-
-def cut(probs: torch.Tensor, sampling: dict[str, Any]) -> torch.Tensor:
-    """The sampling distribution: top-k, then min-p, then top-p, renormalised."""
-    if sampling["top_k"] > 0:
-        probs = probs.where(probs >= probs.topk(min(sampling["top_k"], len(probs))).values[-1], 0.0)
-    probs = probs.where(probs >= sampling["min_p"] * probs.max(), 0.0)
-    if sampling["top_p"] < 1:
-        ordered, at = (probs / probs.sum()).sort(descending=True)
-        outside = at[ordered.cumsum(0) - ordered >= sampling["top_p"]]
-        probs = probs.index_fill(0, outside, 0.0)
-    return probs / probs.sum()
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -89,6 +89,10 @@ def config(kind: str = "llama", **overrides: Any) -> PreTrainedConfig:
         "mistral": ("MistralConfig", {"sliding_window": 8}),
         "smollm3": ("SmolLM3Config", {"no_rope_layers": [1, 0]}),
         "mixtral": ("MixtralConfig", {"num_local_experts": 2}),
+        "qwen3_moe": (
+            "Qwen3MoeConfig",
+            {**head, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+        ),
         "gpt_neox": ("GPTNeoXConfig", {}),
         "gpt2": ("GPT2Config", {}),
     }

@@ -129,6 +129,20 @@ def test_every_tensor_arrives_and_the_tied_head(one):
     assert made(engine) != first
 
 
+@alone
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe", "gpt_neox"])
+@pytest.mark.parametrize("route", ROUTES)
+def test_weights_that_transformers_fuses_or_renames_arrive(route, kind, tmp_path, monkeypatch):
+    """They are in several parts of a version."""
+    small_parts(monkeypatch)
+    with house(tmp_path, kind=kind, sync=route) as found:
+        engine = found.engine()
+        found.change(seed=1, scale=0.3)
+        found.publish(engine, found.policy.version)
+        assert engine.servers[0].gap < GAP
+        assert same(found, 0)
+
+
 def test_a_version_stays_as_it_was_taken(one):
     """A server that comes back while the policy learns is given what the others have."""
     one.engine()

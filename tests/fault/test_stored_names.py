@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import pytest
-from tests import tiny
+import torch
+from safetensors.torch import load_file, save_file
+from tests import learner_help, tiny
+from transformers import AutoModelForCausalLM
 
 from trew.cli.main import main
+from trew.config import LoraConfig
+from trew.models import lora
 from trew.weights import stored_names
 
-RENAMED = {"mixtral": "experts.0.w1.weight", "gpt_neox": "embed_out.weight"}
+CONVERTED = {
+    "mixtral": "model.layers.0.mlp.experts.gate_up_proj",
+    "qwen3_moe": "model.layers.1.mlp.experts.down_proj",
+    "gpt_neox": "lm_head.weight",
+}
+"""Kinds whose weights transformers fuses or renames, with the name of one that no file has."""
 
 
 def exit_code(command: list[str]) -> int:
@@ -18,15 +28,44 @@ def exit_code(command: list[str]) -> int:
     return ended.value.code
 
 
-@pytest.mark.parametrize("kind", [*(kind for kind in tiny.KINDS if kind not in RENAMED), "mistral", "smollm3"])
-def test_models_that_are_held_as_they_are_stored(tmp_path, kind):
+@pytest.mark.parametrize("kind", [*tiny.KINDS, *CONVERTED, "mistral", "smollm3"])
+def test_weights_are_published_as_files_hold_them(tmp_path, kind):
     """Among them models with tied heads, which files do not hold."""
-    assert stored_names.problems(str(tiny.save(tmp_path, kind))) == []
+    model = AutoModelForCausalLM.from_pretrained(tiny.save(tmp_path, kind))
+    published = dict(learner_help.learner(model).weights())
+    files = load_file(tmp_path / "model.safetensors")
+    tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
+    assert published.keys() - files.keys() <= tied
+    for name, tensor in files.items():
+        assert torch.equal(published[name], tensor), name
+    assert stored_names.problems(str(tmp_path)) == []
 
 
-@pytest.mark.parametrize("kind", RENAMED)
-def test_a_model_that_transformers_renames_is_refused_for_servers_alone(tmp_path, capsys, kind):
-    model = tiny.save(tmp_path / "model", kind)
+@pytest.mark.parametrize("kind", CONVERTED)
+def test_merged_adapters_are_published_as_files_hold_them(tmp_path, kind):
+    model = AutoModelForCausalLM.from_pretrained(tiny.save(tmp_path, kind))
+    names = set(load_file(tmp_path / "model.safetensors"))
+    adapters = lora.attach(
+        model, LoraConfig(rank=2, targets=["q_proj"] if kind != "gpt_neox" else ["query_key_value"]), name="m", seed=0
+    )
+    assert {name for name, _ in learner_help.learner(model, adapters=adapters).weights()} == names
+
+
+@pytest.mark.parametrize("kind", CONVERTED)
+def test_the_learner_keeps_the_names_that_it_loads(tmp_path, kind):
+    model = AutoModelForCausalLM.from_pretrained(tiny.save(tmp_path, kind))
+    held = dict(learner_help.learner(model).tensors())
+    assert held.keys() == model.state_dict().keys()
+    assert CONVERTED[kind] in held
+
+
+def test_a_model_whose_files_have_other_names_is_refused_for_servers_alone(tmp_path, capsys):
+    model = tiny.save(tmp_path / "model", "qwen3_moe")
+    file = model / "model.safetensors"
+    kept = {name: t for name, t in load_file(file).items() if ".mlp.experts." not in name}
+    # Experts as transformers holds them, which its own files do not.
+    held = AutoModelForCausalLM.from_pretrained(model).state_dict()
+    save_file(kept | {name: t for name, t in held.items() if ".mlp.experts." in name}, file)
     recipe = tmp_path / "r.toml"
     recipe.write_text(
         f'model = "{model}"\nsteps = 1\nout = "{tmp_path / "run"}"\n[data]\ntask = "arithmetic"\n[eval]\nsize = 8\n'
@@ -38,5 +77,5 @@ def test_a_model_that_transformers_renames_is_refused_for_servers_alone(tmp_path
     assert exit_code(["train", str(recipe), "--dry-run", *served]) == 2
     said = capsys.readouterr().err
     assert "cluster.rollout: got 'vllm', accepts 'embedded' for this model" in said
-    assert RENAMED[kind] in said
+    assert "model.layers.0.mlp.experts.gate_up_proj" in said
     assert not (tmp_path / "run").exists()

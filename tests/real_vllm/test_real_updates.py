@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from vllm_models import save
 
 from trew.errors import ConfigError, EngineError
 from trew.rollout.engine import Request
@@ -84,6 +85,19 @@ def test_published_weights_are_the_ones_that_are_served(house, record):
     record("gap_before_update_nats", round(stale, 3))
     record("publish_and_update_s", [round(s, 2) for s in seconds])
     record("canary_mean_nats", float(f"{engine.servers[0].gap:.2g}"))
+
+
+@pytest.mark.parametrize(("kind", "own"), [("qwen3_moe", {"head_dim": 64}), ("mixtral", {})])
+def test_experts_that_transformers_fuses_are_served(start, tmp_path, kind, own):
+    model = save(tmp_path / "model", kind, **own)
+    made = House(model, tmp_path, list(start(model).endpoints), [])
+    with contextlib.closing(made.weights):
+        engine = made.engine()
+        assert gap(made) < GAP
+        made.change(seed=1, scale=0.3)
+        assert gap(made) > 0.05
+        made.publish(engine, made.policy.version)
+        assert gap(made) < GAP
 
 
 def edited(house: House, edit) -> None:

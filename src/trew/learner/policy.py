@@ -68,5 +68,5 @@ class Policy(Protocol):
         ...
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Names and full tensors, tied weights under both names."""
+        """Full tensors by the names that the model's files have, tied weights under both names."""
         ...

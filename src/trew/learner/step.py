@@ -16,6 +16,7 @@ from ..config import LearnerConfig
 from ..models.backend import Backend
 from ..models.lora import Adapters, merged_tensors
 from ..models.sharded import Rows, copy_into, full
+from ..models.stored import as_stored
 from ..objective import Objective, TokenBatch
 from ..objective.entropy_bonus import EntropyBonus
 from ..types import StepOutput, TrainingSample
@@ -255,9 +256,14 @@ class Learner:
         return StepOutput(done.loss, {**metrics, **done.metrics(self.objective)}, norm, self.version)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Names and full tensors of the weights, tied ones under both names, for a process that samples from them.
-        With adapters, the weights that they and the frozen ones add up to. Tensors are made one by one. Sharded
-        weights are gathered, so all ranks must iterate together."""
+        """Full tensors of the weights by the names that the model's files have, tied ones under both names, for a
+        process that samples from them; otherwise as :meth:`tensors`."""
+        return as_stored(self.model, self.tensors())
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Full tensors by the names that transformers gives them, tied ones under both names. With adapters, the
+        weights that they and the frozen ones add up to. Tensors are made one by one. Sharded weights are gathered, so
+        all ranks must iterate together."""
         if self._adapters is not None:
             yield from merged_tensors(self._adapters)
             return

@@ -361,7 +361,10 @@ def _on_servers(
         restart = remote.Returns(endpoints, lives) if any(lives) else None
     else:
         servers = ending.enter_context(_started_servers(plan, folder.folder / "servers", display))
-        display.line(f"note: starting {cluster.servers} vLLM servers; their logs are in {folder.folder / 'servers'}")
+        display.line(
+            f"note: starting {cluster.servers} vLLM server{'s' * (cluster.servers > 1)}; logs are in "
+            f"{folder.folder / 'servers'}"
+        )
         servers.start()
         endpoints, restart, stop = servers.endpoints, servers.restart, servers.stop
         backend = servers.backend

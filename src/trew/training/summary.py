@@ -47,14 +47,14 @@ def gather_for_export(policy: Learner, adapters: Adapters | None) -> tuple[PreTr
     """
     if adapters is not None:
         return lora.merged(adapters), {name: full(t).cpu() for name, t in adapters.tensors().items()}
-    tensors = {name: t.cpu() for name, t in policy.weights()}
+    tensors = {name: t.cpu() for name, t in policy.tensors()}
     return loading.fill(loading.skeleton(policy.model.config), tensors, like=policy.model), {}
 
 
 def help_to_gather(policy: Learner, adapters: Adapters | None) -> None:
     """Takes part in :func:`gather_for_export` of rank 0, and keeps nothing."""
     # Gathering is collective: all ranks make the same calls in the same order as rank 0.
-    for _ in policy.weights():
+    for _ in policy.tensors():
         pass
     for tensor in adapters.tensors().values() if adapters is not None else ():
         full(tensor)

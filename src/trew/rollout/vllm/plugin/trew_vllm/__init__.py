@@ -1,6 +1,6 @@
 """Registers trew's weight transfer engines in every process of vLLM."""
 
-__version__ = "1.4"
+__version__ = "1.5"
 
 ENGINES = {"trew_files": "FilesEngine", "trew_stream": "StreamEngine", "trew_memory": "MemoryEngine"}
 

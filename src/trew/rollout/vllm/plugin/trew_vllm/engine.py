@@ -22,6 +22,7 @@ from vllm.model_executor.model_loader.reload import (  # pyrefly: ignore[missing
 from vllm.model_executor.model_loader.reload.layerwise import (  # pyrefly: ignore[missing-import]
     get_layerwise_info,
 )
+from vllm.platforms import current_platform  # pyrefly: ignore[missing-import]
 
 from . import memory, published, stream
 
@@ -99,6 +100,7 @@ class FilesEngine(WeightTransferEngine[Init, Update]):
     def _load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Gives up the layers' weights for these. Where they do not all come, layers that are incomplete get their old
         weights back: the next update would otherwise go on counting where this one ended."""
+        _forget_packed_experts(self.model)
         initialize_layerwise_reload(self.model)
         try:
             self.model.load_weights(tensors)
@@ -223,6 +225,17 @@ class MemoryEngine(FilesEngine):
         with contextlib.closing(memory.Mapped(offer, root=self.root, device=self.device)) as mapped:
             self._load(mapped.tensors())
         self.loaded = published.Version(Path(), "", offer.version, (), offer.tensors)
+
+
+def _forget_packed_experts(model: Any) -> None:
+    """Has experts on CPUs packed anew. vLLM packs them as it makes their kernel, which it keeps: it would read weights
+    that come later as if they were packed. On GPUs it is done with each load."""
+    if not current_platform.is_cpu():
+        return
+    for layer in model.modules():
+        method: Any = getattr(layer, "quant_method", None)
+        if getattr(method, "moe_kernel", None) is not None:
+            method.moe_kernel = None
 
 
 def _tensors(version: published.Version) -> Iterator[tuple[str, torch.Tensor]]:
