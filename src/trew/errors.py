@@ -178,15 +178,16 @@ class Problems(list[str]):
         return None
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """`` (did you mean 'x'?)`` for the closest of ``known``, or an empty string when nothing is close.
+def nearest(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """`` (did you mean 'x'?)`` for the closest of ``known``, or an empty string when nothing is close: none has
+    difflib's ratio, 1 for equal words, of at least ``cutoff``.
 
     >>> nearest("temprature", ["temperature", "top_p"])
     " (did you mean 'temperature'?)"
     >>> nearest("zzz", ["temperature"])
     ''
     """
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 

@@ -22,6 +22,7 @@ def nothing(completions, **_): pass
 def leaves(completions, **_): sys.exit(3)
 async def later(completions, **_): raise RuntimeError("later")
 def column(completions, golden, **_): return [1.0] * len(completions)
+def bounded(completions, tolerance=0.1, **_): return [tolerance] * len(completions)
 def plain(completions): return [1.0] * len(completions)
 class Form: pass
 """

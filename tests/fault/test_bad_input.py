@@ -193,6 +193,7 @@ REFUSED: dict[str, str] = {
     f"{TRAIN} rewards=[{{name='reward.py:Form'}}]": "is a class",
     f"{TRAIN} rewards=[{{name='reward.py:column'}}]": "needs column 'golden'",
     f"{TRAIN} rewards=[{{name='reward.py:plain',args={{a=1}}}}]": "has no such parameter",
+    f"{TRAIN} rewards=[{{name='reward.py:bounded',args={{tolerence=1}}}}]": "did you mean 'tolerance'?",
     f"{TRAIN} rewards=[{{name='none.py:f'}}]": "no such file",
     f"{TRAIN} rewards=[{{name='syntax.py:f'}}]": "syntax.py:1: cannot be imported: SyntaxError",
     f"{TRAIN} rewards=[{{name='exits.py:f'}}]": "SystemExit: 3",

@@ -107,6 +107,16 @@ def test_arguments_of_the_recipe(tmp_path: Path) -> None:
         loaded(tmp_path, source).score([group("a")])
 
 
+def test_a_misspelt_argument_does_not_vanish_in_kwargs(tmp_path: Path) -> None:
+    source = """
+        def f(completions, scale=1.0, **kwargs):
+            return [scale + kwargs.get("bonus", 0.0)] * len(completions)
+    """
+    with pytest.raises(ConfigError, match=r"args\.scal: f\(\) .*\(did you mean 'scale'\?\)"):
+        loaded(tmp_path, source, scal=2.0)
+    assert values(loaded(tmp_path, source, scale=2.0, bonus=1.0), group("a")) == [3.0]
+
+
 def test_rows_without_a_required_column_are_not_applicable(tmp_path: Path) -> None:
     source = "def f(completions, tests):\n    assert None not in tests\n    return [1.0] * len(completions)\n"
     rewards = loaded(tmp_path, source)

@@ -235,8 +235,13 @@ class _Signature:
         offered = VERL if self.verl else OFFERED
         if key in offered:
             return f"args.{key}: is given by trew in every call; leave it out"
-        if key in self.named or self.any_keyword:
+        if key in self.named:
             return ""
         settable = [n for n in self.named if n not in offered]
+        if self.any_keyword:
+            # `**columns` would take it without a word, and the parameter that was meant would keep its default.
+            meant = nearest(key, settable, cutoff=0.8)
+            also = "; to pass it to **kwargs, give the function this parameter as well"
+            return f"args.{key}: {self.name}() has no such parameter{meant}{also}" if meant else ""
         takes = f"it takes {', '.join(settable)}" if settable else "it takes no arguments of its own"
         return f"args.{key}: {self.name}() has no such parameter{nearest(key, settable)}; {takes}"
