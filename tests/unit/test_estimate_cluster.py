@@ -266,6 +266,7 @@ def test_the_command_shows_the_map_and_says_by_its_code_whether_it_fits(model, t
         (["--cluster", "--nodes", "0"], "got 0 and None, accepts 1 or more machines"),
         (["--cluster", "--gpu-gib", "80"], "give --gpus too"),
         (["--cluster", "--gpus", "2", "--gpu-gib", "-1"], "--gpu-gib: got -1.0, accepts GiB above 0"),
+        (["--cluster", "--gpus", "2", "--gpu-gib", "inf"], "--gpu-gib: got inf, accepts GiB above 0"),
     ],
 )
 def test_flags_that_make_no_sense_are_refused(model, tmp_path, capsys, flags, said):

@@ -35,7 +35,7 @@ def verl(
         return
     if Path(out).exists():
         raise ConfigError(f"--out: {out} already exists; choose another name or remove it")
-    Path(out).write_text(script)
+    Path(out).write_text(script, encoding="utf-8")
     print(f"{out}: written; its comments say what does not carry over")
 
 

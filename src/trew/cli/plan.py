@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -126,7 +127,7 @@ def _fleet(*, cluster: bool, nodes: int, gpus: int | None, gpu_gib: float | None
         if gpu_gib is not None:
             raise ConfigError("--gpu-gib: says how large the GPUs of --gpus are; give --gpus too")
         return Fleet(nodes, here.gpus, here.gpu_bytes, here.cpu_bytes)
-    if gpu_gib is not None and not gpu_gib > 0:
+    if gpu_gib is not None and not 0 < gpu_gib < math.inf:
         raise ConfigError(f"--gpu-gib: got {gpu_gib}, accepts GiB above 0, for example 80")
     # Another machine: how much memory it has besides that of its GPUs is not known.
     memory = here.cpu_bytes if gpus == 0 and nodes == 1 else None
