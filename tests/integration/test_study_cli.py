@@ -194,6 +194,16 @@ def test_nothing_starts_if_one_cell_would_be_refused(server, place):
     shutil.rmtree(place / "wrong")
 
 
+def test_nothing_starts_if_one_value_would_be_refused(server, place):
+    """A value of the tuned setting after the first."""
+    text = (place / "study.toml").read_text()
+    (place / "wrong.toml").write_text(text.replace('"learner.lr" = [0.001, 0.01]', '"rollout.top_p" = [1.0, 2.0]'))
+    said = server.run("study", "wrong.toml", "--out", "wrong", cwd=place, code=2)
+    assert "sums/off/clip, sums/off/same: rollout.top_p: got 2.0" in said
+    assert not (place / "wrong" / "runs").exists()
+    shutil.rmtree(place / "wrong")
+
+
 def test_a_dry_run_counts_and_trains_nothing(server, place):
     """Its fork server starts as a user's does; those of the other tests are forked (``forks.py``)."""
     said = server.run("study", "study.toml", "--out", "dry", "--dry-run", cwd=place, TREW_REAL_FORK_SERVER="1")

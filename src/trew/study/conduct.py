@@ -138,8 +138,10 @@ class Conduct:
             )
 
     def check(self, pool: Pool) -> None:
-        """Checks every cell as a dry run does; nothing is trained if one of them would be refused."""
-        cells = [(cell.name, self.overrides(Run(cell, self._any_value, 1))) for cell in self.cells]
+        """Checks every cell, with each value of the tuned setting, as a dry run does; nothing is trained if one of
+        them would be refused."""
+        values = self.study.values or (None,)
+        cells = [(cell.name, self.overrides(Run(cell, value, 1))) for cell in self.cells for value in values]
         place = self.out / "check"
         job = Job("check", work.check, (self.study.base, cells), place.with_suffix(".log"), place.with_suffix(".json"))
         for _, found in pool.run([job]):

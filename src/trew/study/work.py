@@ -121,5 +121,7 @@ def check(recipe: Path, cells: Sequence[tuple[str, Sequence[str]]]) -> dict[str,
             # A plan may have started processes for its rewards.
             plan.rewards.close()
         for problem in problems:
-            found.setdefault(problem, []).append(name)
+            of = found.setdefault(problem, [])
+            if name not in of:  # of several values of the tuned setting
+                of.append(name)
     return {"problems": found}
