@@ -14,13 +14,13 @@ from trew.types import Group, Prompt
 
 def save_scorer(
     folder: Path, *, labels: int = 1, head: str = "sequence", kind: str = "llama", pad: bool = True, chat: bool = True,
-    **overrides: int,
+    seed: int = 0, **overrides: int,
 ) -> Path:  # fmt: skip
     """Writes a random sequence or token classifier with its tokenizer; ``overrides`` of its configuration."""
     auto = {"sequence": AutoModelForSequenceClassification, "token": AutoModelForTokenClassification}[head]
     config = tiny.config(kind, num_labels=labels, pad_token_id=259 if pad else None, **overrides)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         model = auto.from_config(config, dtype=torch.float32)
     model.save_pretrained(folder)
     tiny.tokenizer(chat=chat, pad=pad).save_pretrained(folder)

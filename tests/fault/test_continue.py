@@ -15,6 +15,8 @@ import pytest
 
 import crashing
 import disk
+import scorer_help
+import tiny
 from crashing import differences
 from forks import Server
 
@@ -246,9 +248,9 @@ def test_a_reward_or_an_environment_whose_file_changed_is_refused_unless_allowed
         assert "continuing after step 1" in resume(server, recipe, run, "--set", "steps=2")
         path.write_text(path.read_text().replace("1.0", "2.0"))
         output = resume(server, recipe, run, "--set", "steps=3", code=2)
-        assert f"files whose code this run calls changed since its checkpoint ({path.stem}: {path.name})" in output
+        assert f"what this run reads besides its data changed since its checkpoint ({path.stem}: {path.name})" in output
         output = resume(server, recipe, run, "--set", "steps=3", "--allow-changes")
-        assert "scores before and after cannot be compared" in output
+        assert "steps before and after cannot be compared" in output
         resume(server, recipe, run, "--set", "steps=4")
 
     (folder / "scores.py").write_text("def scores(completions, **_): return [1.0 * len(c) for c in completions]\n")
@@ -256,6 +258,25 @@ def test_a_reward_or_an_environment_whose_file_changed_is_refused_unless_allowed
     (folder / "environment.py").write_text("def e(row, seed):\n    yield f'{seed}?'\n    return 1.0\n")
     one_turn = (f"environment.name={folder}/environment.py:e", "environment.workers=1", "environment.turns=1")
     told(folder / "environment.py", *one_turn, "data.task=prompts", "data.args={}", "rewards=[]")
+
+
+@pytest.mark.parametrize("role", ["reference", "teacher", "reward model"])
+def test_a_model_beside_the_policy_that_changed_is_refused_unless_allowed(server, folder, recipe, role):
+    """A folder that another training has written over since."""
+    beside, run = folder / f"{role} beside", folder / f"{role} run"
+    save = scorer_help.save_scorer if role == "reward model" else tiny.save
+    save(beside, seed=1)
+    sets = {
+        "reference": (f"model={beside}", "objective.beta=0.1"),
+        "teacher": (f"teacher.model={beside}", "objective.preset=opd"),
+        "reward model": (f"rewards=[{{model='{beside}'}}]",),
+    }[role]
+    server.run("train", recipe, "--out", run, "--set", *sets, "steps=1", cwd=folder)
+    assert "continuing after step 1" in resume(server, recipe, run, "--set", "steps=2")
+    save(beside, seed=2)
+    output = resume(server, recipe, run, "--set", "steps=3", code=2)
+    assert f"what this run reads besides its data changed since its checkpoint ({role} {beside})" in output
+    assert "continuing after step 2" in resume(server, recipe, run, "--set", "steps=3", "--allow-changes")
 
 
 # ---- ends and clocks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -20,6 +21,9 @@ ADAPTER_BESIDE = (
     "an adapter next to the model (adapter_config.json), which would be added to it unasked; merge them and save the "
     "whole model, or take the adapter away"
 )
+_PAGES = 256
+"""Pages of each weight file that :func:`digest_of_sample` reads: enough for adapters that were merged into a tenth of
+the weights."""
 _NOT_GENERATIVE = ("ForMaskedLM", "Classification", "ForQuestionAnswering", "RewardModel", "ForMultipleChoice")
 
 
@@ -305,6 +309,21 @@ def weight_files(folder: Path) -> tuple[list[Path], list[Path]]:
     shards = _shards_in(index)
     here = [shard for shard in shards if (folder / shard).is_file()]
     return [folder / shard for shard in here], [folder / shard for shard in shards if shard not in here]
+
+
+def digest_of_sample(folder: Path) -> str:
+    """SHA-256 of the headers of a model's weight files and of ``_PAGES`` pages spread over each: in a moment, also for
+    a large model. A model that was trained further has another one; one with a few other numbers may have the same."""
+    digest = hashlib.sha256()
+    for path in weight_files(folder)[0]:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            digest.update(file.read(length))
+            size = path.stat().st_size
+            for at in range(_PAGES):
+                file.seek(8 + length + (size - 8 - length) * at // _PAGES)
+                digest.update(file.read(4096))
+    return digest.hexdigest()
 
 
 def _shards_in(index: Path) -> list[str]:

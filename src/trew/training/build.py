@@ -45,9 +45,10 @@ from ..utils.memory import Peaks
 from ..utils.signals import Interrupts
 from ..weights import InPlace, WeightSync
 from . import planning, teaching
+from .inputs import inputs_of, needs_reference
 from .memory_record import MemoryRecord
 from .planning import Plan
-from .policy_program import PolicyProgram, code_of
+from .policy_program import PolicyProgram
 from .policy_state import PolicyState
 from .program import Timetable
 from .sft_program import SftProgram, SftState
@@ -139,11 +140,6 @@ def sharded(config: Config) -> bool:
     return config.cluster.learner > 1 and config.cluster.shard != "none"
 
 
-def needs_reference(plan: Plan) -> bool:
-    """Whether the reference is a model of its own. With adapters it is the same model with them switched off."""
-    return "ref_logprobs" in plan.objective.needs and not plan.config.lora.rank
-
-
 def _sharded(plan: Plan, ranks: Ranks) -> tuple[Any, Adapters | None, Any, Any]:
     """The model of which this rank holds some rows, its adapters, and likewise the reference and the teacher. Rank 0
     alone reads the files."""
@@ -228,7 +224,7 @@ def build(
         monitors=Monitors(plan.rewards.rewards, shuffled=in_random_order(config)),
         health=Health(Facts.of(to_table(config))),
         timetable=Timetable(config.steps, config.eval.every, config.checkpoint.every, config.checkpoint.keep),
-        fingerprint=plan.fingerprint, code=code_of(plan), folder=folder, trackers=trackers, display=display,
+        fingerprint=plan.fingerprint, inputs=inputs_of(plan), folder=folder, trackers=trackers, display=display,
         interrupts=interrupts, memory=memory, writer=writer, weights=weights, backend=made.backend,
         team=Team(orders, sharded=sharded(config)), player=player, state=state,
     )  # fmt: skip

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -153,23 +151,6 @@ class PolicyProgram(Program):
             if row["step"] <= self.state.step:
                 fresh.observe(row)
         self.health.load_state(fresh.state())
-
-
-def code_of(plan: Plan) -> dict[str, str]:
-    """SHA-256 of the user's files whose functions a run calls, by what they are for: of rewards with the modules beside
-    them that they have imported, of the environment and its tools alone."""
-    found = {
-        f"{reward.name}: {name}": digest
-        for reward in plan.rewards.rewards
-        if reward.function is not None
-        for name, digest in reward.function.sources.items()
-    }
-    for spec in (plan.config.environment.name, *plan.config.environment.tools):
-        # In trl:file.py:Class the package stands in front.
-        file = Path(spec.removeprefix("trl:").rpartition(":")[0])
-        if file.suffix == ".py" and file.is_file():
-            found[f"environment: {file.name}"] = hashlib.sha256(file.read_bytes()).hexdigest()
-    return found
 
 
 def load(

@@ -65,7 +65,7 @@ class Program(ABC):
 
     timetable: Timetable
     fingerprint: str  # of the data
-    code: Mapping[str, str] = field(default_factory=dict)  # SHA-256 of files of the user's whose functions are called
+    inputs: Mapping[str, str] = field(default_factory=dict)  # digests of what a run reads besides its data, by name
     folder: RunFolder
     display: Display
     interrupts: Interrupts
@@ -188,7 +188,7 @@ class Program(ABC):
         model = self.snapshot()
         meta = {
             "learner": dict(model.counters), "state": dataclasses.asdict(state), "data": self.fingerprint,
-            "code": dict(self.code),
+            "inputs": dict(self.inputs),
             "remembered": {name: part.state() for name, part in self.stateful.items()},
             "record": dataclasses.asdict(self.folder.recorder.record()),
         }  # fmt: skip
@@ -222,7 +222,7 @@ class Program(ABC):
             )
         # Files that the final report needs must be as they were; data that changed would mix two trainings.
         gone = folder.recorder.differences(found.record, step)
-        for change in self._other_data(found) + self._other_code(found) + self._lost(gone, step):
+        for change in self._other_data(found) + self._other_inputs(found) + self._lost(gone, step):
             if not allow_changes:
                 raise ResumeError(f"{change}, start a new run with another out, or go on with --allow-changes")
             self.display.warn(change.rpartition(";")[0])
@@ -253,15 +253,15 @@ class Program(ABC):
             f"{self.fingerprint}); give the same data"
         ]
 
-    def _other_code(self, found: Remembered) -> list[str]:
-        """A message for files of rewards or of the environment that are not what they were; empty if they are. A module
-        that is new or gone shows in the file that imports it."""
-        changed = [name for name, digest in self.code.items() if found.code.get(name, digest) != digest]
+    def _other_inputs(self, found: Remembered) -> list[str]:
+        """A message for code and models that are not what they were; empty if they are. A module that is new or gone
+        shows in the file that imports it."""
+        changed = [name for name, digest in self.inputs.items() if found.inputs.get(name, digest) != digest]
         if not changed:
             return []
         return [
-            f"{self.folder.folder}: files whose code this run calls changed since its checkpoint "
-            f"({', '.join(changed)}), so that scores before and after cannot be compared; put them back"
+            f"{self.folder.folder}: what this run reads besides its data changed since its checkpoint "
+            f"({', '.join(changed)}), so that steps before and after cannot be compared; put it back"
         ]
 
     def _lost(self, differences: list[str], step: int) -> list[str]:
