@@ -122,6 +122,9 @@ def test_a_run_leaves_everything_that_its_folder_promises(recipe, tmp_path, cli)
         for name in ("reward", "entropy", "kl", "ratio", "clip_share", "completion_length", "lr", "grad_norm", "loss",
                      "truncated_share", "zero_signal_share", "tokens_per_second", "reward/shorter"):  # fmt: skip
             assert name in r, name
+        parts = [r[f"{name}/seconds"] for name in ("rollouts", "update", "publish")]
+        assert min(parts[:2]) > 0.001
+        assert sum(parts) == pytest.approx(r["seconds"])
     assert table[0]["policy_version"] == 4  # two minibatches, two inner updates
     assert table[0]["ratio"] != 1.0
 

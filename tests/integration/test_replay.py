@@ -67,7 +67,7 @@ def run(server, folder) -> Path:
 
 
 def rows(run: Path) -> list[dict[str, Any]]:
-    return [{key: value for key, value in row.items() if key not in TIMES} for row in metrics(run)]
+    return [{key: value for key, value in row.items() if not key.endswith(TIMES)} for row in metrics(run)]
 
 
 def effects(run: Path, step: int) -> list[float | None]:

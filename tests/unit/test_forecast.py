@@ -115,12 +115,12 @@ def test_wrong_flags_are_refused(path, capsys, flags, said):
     assert said in planned(capsys, path, *flags, code=2)
 
 
-def a_run(folder: Path, text: str, *, waited: bool) -> Path:
+def a_run(folder: Path, text: str, *, timed: bool) -> Path:
     """The files that a forecast reads of a run: 3 groups of 2, two steps."""
     run = folder / "run"
     (run / "rollouts").mkdir(parents=True)
     (run / "config.toml").write_text(text)
-    rows = [{"step": step, "seconds": 9.0 + step} | ({"waited_s": 2.0} if waited else {}) for step in range(3)]
+    rows = [{"step": step} | ({"update/seconds": 7.0 + step} if timed else {}) for step in range(3)]
     (run / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     sampled = [[True] * n for n in (3, 4, 10, 12)] + [[False, True, True]] * 2  # the last: two of three were sampled
     table = {"step": [1, 1, 1, 1, 2, 2], "group": [0, 0, 1, 1, 0, 0], "sampled": sampled}
@@ -128,17 +128,17 @@ def a_run(folder: Path, text: str, *, waited: bool) -> Path:
     return run
 
 
-@pytest.mark.parametrize("waited", [True, False])
-def test_an_earlier_run_gives_lengths_by_group_and_the_learners_seconds(path, tmp_path, capsys, waited):
-    run = a_run(tmp_path, Path(path).read_text(), waited=waited)
+@pytest.mark.parametrize("timed", [True, False])
+def test_an_earlier_run_gives_lengths_by_group_and_the_learners_seconds(path, tmp_path, capsys, timed):
+    run = a_run(tmp_path, Path(path).read_text(), timed=timed)
     found = Measured.of(run)
     assert [lengths.tolist() for lengths in found.groups] == [[3, 4], [10, 12], [2, 2]]
-    assert found.update_s == (pytest.approx(8.5 / 16) if waited else None)
+    assert found.update_s == (pytest.approx(8.5 / 16) if timed else None)
     drawn = [sorted(found.draw(np.random.default_rng(seed), 2).tolist()) for seed in range(30)]
     assert {tuple(each) for each in drawn} == {(3, 4), (10, 12), (2, 2)}, "completions of different prompts are mixed"
     out = planned(capsys, path, "--cluster", "--like", str(run), "--rates", "token_s=1", "sequence_s=0", "sync_s=0")
     assert "3 groups of" in out
-    assert ("measured in" in out) == waited
+    assert ("measured in" in out) == timed
 
 
 def test_an_episode_samples_in_all_of_its_turns(path):

@@ -90,8 +90,7 @@ class Measured:
         if not found:
             raise ConfigError(f"--like: {run} has no completions; give a run that has finished a step")
         # The first step compiles and allocates.
-        # Of asynchronous steps: what is not waiting is the learner's own time.
-        own = [row["seconds"] - row["waited_s"] for row in rows if "waited_s" in row][1:]
+        own = [row["update/seconds"] for row in rows if "update/seconds" in row][1:]
         completions = config.rollout.prompts * config.rollout.completions
         update_s = float(np.median(own)) / completions if own else None
         return cls(str(run), tuple(np.array(lengths, float) for lengths in found.values()), update_s)

@@ -21,6 +21,8 @@ class Attempt:
     step: int
     version: int  # of the policy before the first update
     start: float = field(default_factory=time.monotonic)
+    learning: float | None = None  # when the rollouts were there and the update began
+    end: float = 0.0  # when the update ended, or the step failed
     rollouts: StepRollouts | None = None
     batch: TokenBatch | None = None  # of the whole step; prepared, once the advantages are known
     canary: SamplerGap | None = None
@@ -29,3 +31,11 @@ class Attempt:
     effects: TokenEffects | None = None  # of those updates on each token
     error: NumericsError | None = None
     message: str = ""  # the warning about the error
+
+    def seconds(self, now: float) -> dict[str, float]:
+        """The seconds of the step until ``now``, when its weights have been published, by what took them."""
+        learning = self.end if self.learning is None else self.learning
+        return {
+            "rollouts/seconds": learning - self.start, "update/seconds": self.end - learning,
+            "publish/seconds": now - self.end,
+        }  # fmt: skip

@@ -48,6 +48,7 @@ class TrainingRun:
 
     def learning(self) -> None:
         """Says that the rollouts of a step are there and the update begins."""
+        self._attempt.learning = time.monotonic()
         self._bar.note("learning")
         self._program.memory.peaks.enter(TRAINING)
 
@@ -59,7 +60,7 @@ class TrainingRun:
     def attempt(self, step: int) -> Iterator[Attempt]:
         """Encloses one step. An interrupted step is rolled back; after a non-finite number, the evidence is saved and
         the run goes on with the next step."""
-        attempt = Attempt(step, self.policy.version)
+        self._attempt = attempt = Attempt(step, self.policy.version)
         self._program.memory.peaks.enter(GENERATING)
         with self._program.rollback_on_interrupt():
             try:
@@ -69,6 +70,7 @@ class TrainingRun:
             except NumericsError as error:
                 attempt.error = error
                 attempt.message = guards.keep_evidence(self._program, attempt, error)
+        attempt.end = time.monotonic()
         self._program.memory.peaks.enter(BETWEEN)
         self._program.team.stepped()
 
@@ -78,7 +80,8 @@ class TrainingRun:
         rollouts = attempt.rollouts or StepRollouts((), ())
         sampled = rollouts.sampled
         tokens = sum(len(rollout) for g in sampled for rollout in g.group.rollouts)
-        seconds = time.monotonic() - attempt.start
+        now = time.monotonic()
+        seconds = now - attempt.start
         row = update_row(attempt, self.policy.version) | correction_row(attempt, self.objective)
         row = of_demonstrations(row) if self.config.demonstrates else row
         # The step counts although it may not have been applied: its prompts are used up, and the schedule of
@@ -91,6 +94,7 @@ class TrainingRun:
             "step": step,
             **rollout_row(self.plan, sampled),
             "seconds": seconds,
+            **({} if self.config.demonstrates else attempt.seconds(now)),
             "tokens_per_second": tokens / seconds,
             "bad_steps": state.bad_steps,
         }

@@ -25,13 +25,18 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Freshness": (
         "staleness", "age_mean", "age_max", "age/.*", "fresh_share", "canary_gap", "passed_over", "policy_version",
     ),
-    "Speed": ("tokens_per_second", "seconds", "seconds_waited", "waited_s", "idle_s"),
+    "Speed": (
+        "tokens_per_second", "seconds", "(rollouts|update|publish)/seconds", "seconds_waited", "waited_s", "idle_s",
+    ),
     "Health": ("health",),
 }  # fmt: skip
 """Titles, and patterns of names: the first group that matches a metric has it."""
 
 HELP: dict[str, str] = {
     "seconds": "wall-clock seconds of the step, generation to update",
+    "rollouts/seconds": "seconds of the step until its completions were there and scored",
+    "update/seconds": "seconds of the step that its optimizer steps took, with all passes over its completions",
+    "publish/seconds": "seconds of the step until what samples had the new weights",
     "reward": "mean of the weighted reward over the step's completions that have one",
     "reward/<name>": "mean of this reward alone, before its weight",
     "reward/no_answer": "share of completions without an answer",

@@ -38,11 +38,15 @@ _CHARTS: tuple[tuple[str, str, str, tuple[float, float] | None], ...] = (
     ("truncated_share", "Completions cut off at the limit", "share", (0.0, 1.0)),
     ("zero_signal_share", "Groups without signal", "share", (0.0, 1.0)),
     ("tokens_per_second", "Speed", "tokens per second", None),
+    ("update/seconds", "Seconds of a step", "in the update", None),
     ("grad_norm", "Gradient norm", "before clipping", None),
     ("loss", "Loss", "", None),
     ("lr", "Learning rate", "", None),
 )
-_DRAWN_TOGETHER = {"ratio": {"ratio_q99": "99 % of tokens below", "ratio_q01": "1 % below"}}
+_DRAWN_TOGETHER = {
+    "ratio": {"ratio_q99": "99 % of tokens below", "ratio_q01": "1 % below"},
+    "update/seconds": {"rollouts/seconds": "rollouts and rewards", "publish/seconds": "publishing weights"},
+}
 """Metrics drawn in another metric's chart for a single run, and in separate charts for several runs."""
 _ENDS = ("mean", "low", "high")
 _HELD_OUT = {
@@ -164,12 +168,21 @@ def _facts(run: RunData) -> list[tuple[str, str]]:
         "seed": s.get("seed", c.get("seed")),
         "steps": f"{steps}" + ("" if s else f" of {c.get('steps', '?')}, not finished"),
         "time": _duration(s.get("seconds")),
+        "where it went": _shares_of_time(run),
         "speed": f"{number(s['tokens_per_second'])} tokens/s" if s.get("tokens_per_second") else None,
         "peak memory": f"{memory / 2**30:.2f} GiB" if isinstance(memory, (int, float)) else None,
         "device": s.get("device"),
         "versions": _versions(s.get("versions")),
     }
     return [(k, str(v)) for k, v in facts.items() if v not in (None, "")]
+
+
+def _shares_of_time(run: RunData) -> str | None:
+    parts = {"rollouts": "rollouts and rewards", "update": "update", "publish": "publishing weights"}
+    spent = {text: sum(value or 0.0 for value in run.column(f"{name}/seconds")[1]) for name, text in parts.items()}
+    if not (whole := sum(spent.values())):
+        return None
+    return ", ".join(f"{text} {seconds / whole:.0%}" for text, seconds in spent.items())
 
 
 def _get(table: Mapping[str, Any], section: str, key: str) -> Any:
