@@ -7,6 +7,7 @@ may merge tokens differently, and the learner would then train on tokens that we
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,10 @@ class Renderer:
         self.stop = tuple(stop)
         self._guard: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
         self._begin = self._begin_tokens()
+        # Other added tokens, like <think>, are part of what prompts of a reasoning model say.
+        added = self.tokenizer.added_tokens_decoder.values()
+        special = [t.content for t in added if t.special and len(t.content) > 1 and t.content.strip()]
+        self._special = re.compile("|".join(map(re.escape, special))) if special else None
         ends: set[int] = {*eos_ids, *self.split_stop(self.stop)[0]}
         # Many base tokenizers name <|endoftext|> as eos, while their chat template ends a turn with another token: with
         # eos alone, every chat completion would run on to max_tokens.
@@ -139,14 +144,29 @@ class Renderer:
         return list(problems.values())
 
     def notes(self, prompts: Sequence[Prompt]) -> list[str]:
-        """Returns one line if prompts are text although there is a chat template, which they bypass."""
+        """Returns one line if prompts are text although there is a chat template, which they bypass, and one if
+        messages spell special tokens."""
+        found = []
         texts = sum(prompt.text is not None for prompt in prompts)
-        if not texts or not self.tokenizer.chat_template:
-            return []
-        return [
-            f"{texts} of {len(prompts)} prompts are text, which the model reads as it stands: the chat template is not "
-            "used; for an instruct model set data.args.chat = true, or write lists of messages (docs/data.md)"
-        ]
+        if texts and self.tokenizer.chat_template:
+            found.append(
+                f"{texts} of {len(prompts)} prompts are text, which the model reads as it stands: the chat template is "
+                "not used; for an instruct model set data.args.chat = true, or write lists of messages (docs/data.md)"
+            )
+        if spelled := [(prompt.uid, token) for prompt in prompts if (token := self._spelled(prompt))]:
+            uid, token = spelled[0]
+            found.append(
+                f"messages of {len(spelled)} of {len(prompts)} prompts spell special tokens (prompt {uid!r}: "
+                f"{token!r}), which the model reads as such, for example as the end of a message; take them out of the "
+                "data unless they are meant"
+            )
+        return found
+
+    def _spelled(self, prompt: Prompt) -> str:
+        """The first special token that a message of the prompt spells; empty if none does."""
+        texts = (m.get("content") for m in prompt.messages or ())
+        matches = (self._special.search(text) for text in texts if self._special and isinstance(text, str))
+        return next((match[0] for match in matches if match), "")
 
     def opens_thought(self, prompts: Sequence[Prompt]) -> bool:
         """Whether the policy begins inside a thought, as by templates that end a prompt with <think>."""
