@@ -188,7 +188,7 @@ class Program(ABC):
         model = self.snapshot()
         meta = {
             "learner": dict(model.counters), "state": dataclasses.asdict(state), "data": self.fingerprint,
-            "inputs": dict(self.inputs),
+            "code": dict(self.inputs),
             "remembered": {name: part.state() for name, part in self.stateful.items()},
             "record": dataclasses.asdict(self.folder.recorder.record()),
         }  # fmt: skip

@@ -51,7 +51,7 @@ def read(kinds: Shapes, meta: dict[str, Any], step: int, folder: Path) -> Rememb
     whole = dataclasses.make_dataclass(
         "Meta",
         [("learner", kinds.learner), ("state", kinds.state), ("data", str), ("remembered", kinds.stateful),
-         ("record", Record), ("inputs", dict[str, str], dataclasses.field(default_factory=dict))],
+         ("record", Record), ("code", dict[str, str], dataclasses.field(default_factory=dict))],
     )  # fmt: skip
     try:
         found = shapes.read(whole, meta, "meta")
@@ -64,7 +64,7 @@ def read(kinds: Shapes, meta: dict[str, Any], step: int, folder: Path) -> Rememb
             f"{folder}: state.json of step {step} is damaged or not of this version of trew: {error}. Put a backup "
             "there, continue with the version that wrote it, or start a new run with another out"
         ) from None
-    return Remembered(found.state, found.data, found.inputs, found.record)
+    return Remembered(found.state, found.data, found.code, found.record)
 
 
 def _check(state: Progress, kinds: Shapes, step: int) -> None:
