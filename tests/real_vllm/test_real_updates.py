@@ -100,6 +100,16 @@ def test_experts_that_transformers_fuses_are_served(start, tmp_path, kind, own):
         assert gap(made) < GAP
 
 
+def test_a_model_that_vllm_computes_otherwise_is_refused_by_the_canary(start, tmp_path):
+    """vLLM 0.32 runs GPT-NeoX with the code of transformers, and not as transformers does: docs/models.md says so."""
+    model = save(tmp_path / "model", "gpt_neox")
+    made = House(model, tmp_path, list(start(model).endpoints), [])
+    with contextlib.closing(made.weights):
+        assert gap(made) > 1
+        with pytest.raises(EngineError, match="its log-probs differ from the policy's"):
+            made.engine()
+
+
 def edited(house: House, edit) -> None:
     """Publishes weights that ``edit`` has changed, as a policy with a fault would."""
     policy = type(house.policy)

@@ -271,9 +271,7 @@ def _row_group(number: int, row: Row, completion_column: str, prompt_column: str
         prompt = chat if chat is not None and prompt_column == "prompt" else prompt
     if ids is not None and not isinstance(ids, list):
         raise DataError(f"{row.place}: column 'token_ids' must be a list of numbers, got {ids!r}")
-    # A list of messages is one completion; a list of texts is several.
-    many = isinstance(given, list) and not (given and isinstance(given[0], dict))
-    texts = [_text(one) for one in (given if many else [given])]
+    texts = _texts(given)
     if not all(isinstance(text, str) for text in texts):
         raise DataError(f"{row.place}: column {completion_column!r} must be text, messages, or a list of texts")
     # One list of ids cannot belong to several completions.
@@ -281,6 +279,12 @@ def _row_group(number: int, row: Row, completion_column: str, prompt_column: str
     if isinstance(prompt, list):
         return text_group(Prompt(uid, messages=tuple(prompt), columns=columns), texts, token_ids=tokens)
     return text_group(Prompt(uid, text=str(prompt), columns=columns), texts, token_ids=tokens)
+
+
+def _texts(given: Any) -> list[Any]:
+    """The completions in a cell: a list of messages is one, a list of texts is several."""
+    many = isinstance(given, list) and not (given and isinstance(given[0], dict))
+    return [_text(one) for one in (given if many else [given])]
 
 
 def _of_a_run(columns: Mapping[str, Any], place: str) -> tuple[dict[str, Any], list[Any] | None]:
