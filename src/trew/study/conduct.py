@@ -138,12 +138,15 @@ class Conduct:
             )
 
     def check(self, pool: Pool) -> None:
-        """Checks every cell, with each value of the tuned setting, as a dry run does; nothing is trained if one of
-        them would be refused."""
-        values = self.study.values or (None,)
-        cells = [(cell.name, self.overrides(Run(cell, value, 1))) for cell in self.cells for value in values]
+        """Checks every cell as a dry run does, and its settings with each other value of the tuned one; nothing is
+        trained if one of them would be refused."""
+        cells = [(cell.name, self.overrides(Run(cell, self._any_value, 1))) for cell in self.cells]
+        values = [value for value in self.study.values if value != self._any_value]
+        others = [(cell.name, self.overrides(Run(cell, value, 1))) for cell in self.cells for value in values]
         place = self.out / "check"
-        job = Job("check", work.check, (self.study.base, cells), place.with_suffix(".log"), place.with_suffix(".json"))
+        job = Job(
+            "check", work.check, (self.study.base, cells, others), place.with_suffix(".log"), place.with_suffix(".json")
+        )
         for _, found in pool.run([job]):
             if found["problems"]:
                 raise ConfigError([f"{_some(of)}: {problem}" for problem, of in found["problems"].items()])

@@ -6,6 +6,7 @@ Nothing is returned through memory: a child writes a JSON file as its last act, 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import multiprocessing
 import os
@@ -101,25 +102,34 @@ def make_model(recipe: Path, overrides: Sequence[str], warm: Warm, folder: Path)
     return {"model": making.make(load(recipe, overrides), warm, folder)}
 
 
-def check(recipe: Path, cells: Sequence[tuple[str, Sequence[str]]]) -> dict[str, Any]:
-    """Checks all cells as ``trew train --dry-run`` does: the problems, each with the cells that have it."""
-    from ..training import planning
+def check(
+    recipe: Path, cells: Sequence[tuple[str, Sequence[str]]], others: Sequence[tuple[str, Sequence[str]]] = ()
+) -> dict[str, Any]:
+    """Checks all cells as ``trew train --dry-run`` does: the problems, each with the cells that have it. Of ``others``,
+    the same cells with other values of a setting, settings and objective alone: data and tokenizer take a second."""
+    from ..objective import preset
+    from ..training import compatibility, planning
 
-    def planned(overrides: Sequence[str]) -> planning.Plan:
+    def fits(overrides: Sequence[str]) -> None:
+        config = planning.read(recipe, overrides)
+        objective = preset(config.objective.preset, **config.objective.args)
+        if problems := compatibility.problems(objective, config):
+            raise ConfigError(problems)
+
+    def planned(overrides: Sequence[str]) -> None:
         config = planning.read(recipe, overrides)
         if config.demonstrates:
             raise ConfigError(
                 f"data.task: got {config.task!r}, whose runs are measured by a loss, and a study compares accuracies; "
                 "name a task with rewards"
             )
-        return planning.plan(config)
+        # A plan may have started processes for its rewards.
+        planning.plan(config).rewards.close()
 
     found: dict[str, list[str]] = {}
-    for name, overrides in cells:
+    for name, overrides, by in [*((*cell, planned) for cell in cells), *((*cell, fits) for cell in others)]:
         problems = Problems()
-        if plan := problems.attempt(lambda overrides=overrides: planned(overrides)):
-            # A plan may have started processes for its rewards.
-            plan.rewards.close()
+        problems.attempt(functools.partial(by, overrides))
         for problem in problems:
             of = found.setdefault(problem, [])
             if name not in of:  # of several values of the tuned setting
