@@ -137,3 +137,18 @@ def test_buffers_of_generation_on_a_gpu(kind, dtype, tmp_path, monkeypatch):
     full = dataclasses.replace(e.load, free=2 * e.memory.total("generating") - 1)
     assert "cache" not in memory(e.sizes, c, full).parts["training"]
     assert made(dataclasses.replace(c, kernels="plain")).load.static is None
+
+
+def test_buffers_of_an_evaluation_stay_while_a_gpu_trains_if_there_is_room(tmp_path, monkeypatch):
+    monkeypatch.setattr(backends, "BY_DEVICE", {"cpu": "cuda_graphs"})
+    c = config(saved(tmp_path), rollout={"max_tokens": 300})
+    e = made(c, held_out=100)
+    sampled = {phase: e.memory.parts[phase]["cache"] for phase in ("generating", "evaluating")}
+    assert sampled["evaluating"] > 4 * sampled["generating"]
+
+    def cached(free: int) -> int:
+        return memory(e.sizes, c, dataclasses.replace(e.load, free=free)).parts["training"].get("cache", 0)
+
+    largest = 2 * e.memory.total("evaluating")
+    assert [cached(largest), cached(largest - 1)] == [sampled["evaluating"], sampled["generating"]]
+    assert cached(2 * e.memory.total("generating") - 1) == 0

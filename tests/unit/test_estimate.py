@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import re
 import tomllib
 
 import numpy as np
@@ -66,8 +67,10 @@ def config(model: str, *, lora: LoraConfig | None = None, rollout: dict | None =
 MACHINE = estimate.Machine("cpu", 1000, 10**9)
 
 
-def made(c: Config, *, beta: float = 0.0, prompt: int = 12) -> estimate.Estimate:
-    return estimate.estimate(c, machine=MACHINE, objective=preset("grpo", beta=beta), prompt=prompt, rates=RATES)
+def made(c: Config, *, beta: float = 0.0, prompt: int = 12, held_out: int = 0) -> estimate.Estimate:
+    return estimate.estimate(
+        c, machine=MACHINE, objective=preset("grpo", beta=beta), prompt=prompt, held_out=held_out, rates=RATES
+    )
 
 
 def held(net) -> int:
@@ -285,7 +288,7 @@ def test_passes_for_log_probs_alone_are_as_many_as_a_run_makes(name, learner, pa
 def test_what_sees_a_whole_step_computes_its_log_probs_before(tmp_path):
     c = config(saved(tmp_path), inner_updates=2)
     by_token, by_step = (
-        estimate.estimate(c, machine=MACHINE, objective=preset(n, beta=0.0), prompt=12, rates=RATES)
+        estimate.estimate(c, machine=MACHINE, objective=preset(n, beta=0.0), prompt=12, held_out=0, rates=RATES)
         for n in ("grpo", "kl-cov")
     )
     assert by_step.seconds["log-probs"] == pytest.approx(3 * by_token.seconds["log-probs"])  # before, and two updates
@@ -357,7 +360,7 @@ def test_completions_of_older_weights_take_a_pass_where_they_are_corrected(older
 
 
 def with_critic(c: Config) -> estimate.Estimate:
-    return estimate.estimate(c, machine=MACHINE, objective=preset("ppo"), prompt=12, rates=RATES)
+    return estimate.estimate(c, machine=MACHINE, objective=preset("ppo"), prompt=12, held_out=0, rates=RATES)
 
 
 def test_a_critic_is_a_second_model_that_is_trained(tmp_path):
@@ -454,12 +457,13 @@ def test_the_command_says_it_all_and_loads_no_weights(recipe, capsys, monkeypatc
     text = capsys.readouterr().out
     for word in ("weights", "gradients", "optimizer", "reference", "cache", "activations", "peak about", "s a step"):
         assert word in text
+    assert re.search(r"^eval +\d+ prompts x 1 completions of up to \d+; \d+ rows decoded at once$", text, re.MULTILINE)
     call(recipe, "--json", "--set", "lora.rank=4", "kernels=plain")
     found = json.loads(capsys.readouterr().out)
     assert found["peak_bytes"] == max(sum(parts.values()) for parts in found["memory"].values())
     assert found["native"] == {"generating": False, "training": False}
     assert found["trained"] < found["weights"]
-    assert set(found["memory"]) == {"generating", "training", "exporting"}
+    assert set(found["memory"]) == {"generating", "evaluating", "training", "exporting"}
     assert found["fits"] is True
 
 

@@ -28,7 +28,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def mapped(model: str, fleet: Fleet = NODE, **cluster: Any) -> ClusterMap:
     made: Config = replace(config(model), cluster=ClusterConfig(**cluster))
-    return cluster_map(made, objective=preset("grpo"), prompt=12, fleet=fleet)
+    return cluster_map(made, objective=preset("grpo"), prompt=12, held_out=0, fleet=fleet)
 
 
 def who(found: ClusterMap) -> list[list[str]]:
@@ -88,7 +88,7 @@ def test_shards_divide_what_each_rank_keeps(model):
 def test_every_rank_has_its_whole_critic(model):
     made = replace(config(model), cluster=ClusterConfig(learner=2, shard="none"))
     objectives = preset("grpo", beta=0.0), preset("ppo")
-    alone, taught = (cluster_map(made, objective=each, prompt=12, fleet=NODE) for each in objectives)
+    alone, taught = (cluster_map(made, objective=each, prompt=12, held_out=0, fleet=NODE) for each in objectives)
     s = sizes_of(made)
     count = s.weights - (0 if s.tied else s.head) + s.hidden
     for number in range(2):
@@ -97,7 +97,7 @@ def test_every_rank_has_its_whole_critic(model):
         assert parts["training"]["gradients"] >= 4 * count
         assert sum(parts["training"].values()) >= sum(before["training"].values()) + 12 * count
     away = replace(made, learner=replace(made.learner, optimizer="adamw-offload"))
-    kept = [cluster_map(away, objective=each, prompt=12, fleet=NODE).devices[-1] for each in objectives]
+    kept = [cluster_map(away, objective=each, prompt=12, held_out=0, fleet=NODE).devices[-1] for each in objectives]
     assert kept[1].need - kept[0].need == 2 * 8 * count
 
 
@@ -105,7 +105,7 @@ def test_ranks_that_learn_demonstrations_sample_nothing(model):
     """Generating would take all weights whole on every rank."""
     made = replace(config(model), data=DataConfig(task="demonstrations"), cluster=ClusterConfig(learner=2))
     for fleet in (NODE, Fleet(cpu_bytes=64 * GIB)):
-        rank = cluster_map(made, objective=preset("sft"), prompt=12, fleet=fleet).devices[0].tenants[0]
+        rank = cluster_map(made, objective=preset("sft"), prompt=12, held_out=0, fleet=fleet).devices[0].tenants[0]
         assert list(rank.parts) == ["training"]
 
 
@@ -113,7 +113,7 @@ def test_moments_in_8_bits_are_as_small_in_the_map(model):
     def moments(optimizer: str) -> int:
         made = replace(config(model), cluster=ClusterConfig(learner=2, shard="none"))
         made = replace(made, learner=replace(made.learner, optimizer=optimizer))
-        found = cluster_map(made, objective=preset("grpo"), prompt=12, fleet=NODE)
+        found = cluster_map(made, objective=preset("grpo"), prompt=12, held_out=0, fleet=NODE)
         return gpu(found).tenants[0].parts["training"]["optimizer"]
 
     assert 0.25 * moments("adamw") <= moments("adamw-8bit") < 0.26 * moments("adamw")
@@ -123,7 +123,7 @@ def test_layers_are_gathered_in_bfloat16_and_embedding_and_head_in_float32(model
     def gathered(dtype: str, phase: str) -> int:
         made = config(model)
         made = replace(made, cluster=ClusterConfig(learner=2), learner=replace(made.learner, dtype=dtype))
-        found = cluster_map(made, objective=preset("grpo"), prompt=12, fleet=NODE)
+        found = cluster_map(made, objective=preset("grpo"), prompt=12, held_out=0, fleet=NODE)
         return gpu(found).tenants[0].parts[phase]["gathered"]
 
     s = sizes_of(config(model))
@@ -138,11 +138,28 @@ def test_weights_that_are_gathered_in_bfloat16_are_not_cast_again(model):
     def activations(**cluster: Any) -> int:
         made = config(model)
         made = replace(made, cluster=ClusterConfig(**cluster), learner=replace(made.learner, dtype="bfloat16"))
-        found = cluster_map(made, objective=preset("grpo"), prompt=12, fleet=NODE)
+        found = cluster_map(made, objective=preset("grpo"), prompt=12, held_out=0, fleet=NODE)
         return gpu(found).tenants[0].parts["training"]["activations"]
 
     saved = activations(learner=2, shard="none") - activations(learner=2)
     assert saved >= 2 * sizes_of(config(model)).linear
+
+
+def test_ranks_share_what_a_step_and_an_evaluation_sample(model):
+    """Prompt by prompt, as they are dealt out: 9 prompts over 2 ranks are up to 5."""
+
+    def cached(ranks: int, *, prompts: int, held_out: int, phase: str) -> int:
+        made = config(model)
+        made = replace(made, kernels="plain", cluster=ClusterConfig(learner=ranks, shard="none"))
+        made = replace(made, rollout=replace(made.rollout, prompts=prompts, completions=2))
+        found = cluster_map(made, objective=preset("grpo"), prompt=12, held_out=held_out, fleet=NODE)
+        return gpu(found).tenants[0].parts[phase]["cache"]
+
+    alone = cached(1, prompts=5, held_out=0, phase="generating")
+    assert cached(2, prompts=9, held_out=0, phase="generating") == alone
+    # An evaluation has one completion of each prompt.
+    assert cached(2, prompts=2, held_out=20, phase="evaluating") == alone
+    assert cached(2, prompts=2, held_out=20, phase="generating") == alone // 5
 
 
 def test_ranks_share_the_activations_of_a_step(model):
@@ -209,7 +226,8 @@ def test_a_server_on_cpus_has_the_cache_that_it_is_started_with(tmp_path):
     folder, found = Path(made.model), []
     for servers, free in ((1, 64 * GIB), (1, 24 * GIB), (2, 24 * GIB)):
         of_run = replace(made, cluster=ClusterConfig(rollout="vllm", servers=servers))
-        device = cluster_map(of_run, objective=preset("grpo"), prompt=12, fleet=Fleet(cpu_bytes=free)).devices[0]
+        fleet = Fleet(cpu_bytes=free)
+        device = cluster_map(of_run, objective=preset("grpo"), prompt=12, held_out=0, fleet=fleet).devices[0]
         found.append(next(t for t in device.tenants if t.who == "server 0").parts["serving"]["cache"] // GIB)
         table = json.loads((folder / "config.json").read_text())
         assert found[-1] == launch.cache_gib(of_run, table, free=free)

@@ -259,11 +259,13 @@ def _plan(display: Display, plan: Plan) -> None:
     # Figures need the model's files, which only a run downloads.
     if loading.is_here(c.model) and (c.cluster.learner != 1 or c.cluster.rollout == "vllm"):
         fleet = clusters.Fleet.here()
-        found = clusters.cluster_map(c, objective=plan.objective, prompt=plan.longest, fleet=fleet)
+        found = clusters.cluster_map(
+            c, objective=plan.objective, prompt=plan.longest, held_out=len(plan.eval), fleet=fleet
+        )
         display.line("\n".join(clusters.table(found)))
     elif loading.is_here(c.model):
         machine = Machine.of(plan.device, adapters=c.lora.rank > 0)
-        needs = estimate(c, machine=machine, objective=plan.objective, prompt=plan.longest)
+        needs = estimate(c, machine=machine, objective=plan.objective, prompt=plan.longest, held_out=len(plan.eval))
         # Advice on what to change only where it does not fit; None means that this is not known.
         display.line("\n".join(table(needs, () if needs.fits is not False else knobs(needs))))
     else:

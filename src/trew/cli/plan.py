@@ -70,7 +70,9 @@ def plan(
         from ..estimate import forecast
 
         here = fleet or clusters.Fleet.here()
-        found = clusters.cluster_map(made.config, objective=made.objective, prompt=made.longest, fleet=here)
+        found = clusters.cluster_map(
+            made.config, objective=made.objective, prompt=made.longest, held_out=len(made.eval), fleet=here
+        )
         made_of = _outlook(made, found.sequences, here, rates=rates, like=like) if cluster else None
         if json:
             more = {} if made_of is None else {"forecast": forecast.as_json(made_of)}
@@ -81,7 +83,9 @@ def plan(
         return int(not found.fits)
     # ---- one process on this machine
     machine = Machine.of(made.device, adapters=made.config.lora.rank > 0)
-    needs = estimate(made.config, machine=machine, objective=made.objective, prompt=made.longest)
+    needs = estimate(
+        made.config, machine=machine, objective=made.objective, prompt=made.longest, held_out=len(made.eval)
+    )
     turns = knobs(needs)
     if json:
         print(json_.dumps(as_json(needs, turns), indent=1))

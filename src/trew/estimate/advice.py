@@ -65,7 +65,9 @@ def _turned(now: Estimate, settings: dict[str, Any]) -> Knob | None:
     if validate(config) or machine_problems(config, now.machine.device):
         return None
     # The rates measured before: a new measurement would add noise to the comparison, and time.
-    then = estimate(config, machine=now.machine, objective=now.objective, prompt=now.prompt, rates=now.rates)
+    then = estimate(
+        config, machine=now.machine, objective=now.objective, prompt=now.prompt, held_out=now.held_out, rates=now.rates
+    )
     return Knob(settings, then.memory.peak, sum(then.seconds.values()), then.fits)
 
 
@@ -75,8 +77,9 @@ def _candidates(now: Estimate) -> Iterator[dict[str, Any]]:
     if now.load.tokens > 256:
         # A quarter, as a power of two, and not below 256.
         yield {"learner.microbatch_tokens": 1 << max(round(math.log2(now.load.tokens)) - 2, 8)}
-    if now.load.rows > 8:
-        yield {"rollout.batch": now.load.rows // 4}
+    rows = max(now.load.rows, now.load.evaluation.rows if now.load.evaluation else 0)
+    if rows > 8:
+        yield {"rollout.batch": rows // 4}
     if not c.learner.gradient_checkpointing:
         yield {"learner.gradient_checkpointing": True}
     yield {"learner.optimizer": "adamw-offload"}

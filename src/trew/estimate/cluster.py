@@ -18,26 +18,22 @@ from ..utils.memory import free_bytes, used_bytes
 from . import passes
 from .memory import (
     Load,
-    cache,
     coefficients,
     critic,
     critic_gradients,
     critic_pass,
-    decoding,
     head,
-    laid_out,
     low_copies,
     memory,
     optimizer,
     reference,
+    samplings,
     weights,
 )
 from .run import LIBRARIES, Machine, load_of, of_rows
 from .sizes import Sizes, sizes_of
 
 GIB = 2**30
-SERVER_SHARE = 0.9
-"""The share of a GPU's memory that vLLM takes, unless ``gpu-memory-utilization`` says otherwise."""
 SERVER_WORK = 2 * GIB
 """Bytes of a server besides weights and cache: CUDA context, activations, graphs. vLLM measures it; this is a guess."""
 VERSIONS = 3
@@ -110,11 +106,12 @@ class ClusterMap:
         return not self.problems and all(device.fits is not False for device in self.devices)
 
 
-def cluster_map(config: Config, *, objective: Objective, prompt: int, fleet: Fleet) -> ClusterMap:
-    """Places ranks and servers as a run does, and adds up what each needs for prompts of ``prompt`` tokens."""
+def cluster_map(config: Config, *, objective: Objective, prompt: int, held_out: int, fleet: Fleet) -> ClusterMap:
+    """Places ranks and servers as a run does, and adds up what each needs for prompts of ``prompt`` tokens, of which
+    ``held_out`` are evaluated on."""
     demonstrates = config.demonstrates
     if demonstrates:
-        config, prompt = of_rows(config, prompt)
+        (config, prompt), held_out = of_rows(config, prompt), 0
     cluster, s = config.cluster, sizes_of(config)
     # 0: as many ranks as GPUs are left beside the servers.
     if cluster.learner == 0:
@@ -124,7 +121,7 @@ def cluster_map(config: Config, *, objective: Objective, prompt: int, fleet: Fle
             return ClusterMap((), ("cluster.learner: got 0 (every GPU that servers leave), and none is left",))
         config = replace(config, cluster=replace(cluster, learner=ranks))
     # ---- a rank's needs, then everybody's place
-    load = _load(config, s, objective, fleet, prompt=prompt)
+    load = _load(config, s, objective, fleet, prompt=prompt, held_out=held_out)
     # A single process with a backend is what trew plan without ranks estimates.
     parts = (
         memory(s, config, load).parts
@@ -178,7 +175,7 @@ def _published(s: Sizes, config: Config) -> Tenant:
 # ---- what one process needs
 
 
-def _load(config: Config, s: Sizes, objective: Objective, fleet: Fleet, *, prompt: int) -> Load:
+def _load(config: Config, s: Sizes, objective: Objective, fleet: Fleet, *, prompt: int, held_out: int) -> Load:
     import torch
 
     on_gpus = fleet.gpus > 0
@@ -190,7 +187,7 @@ def _load(config: Config, s: Sizes, objective: Objective, fleet: Fleet, *, promp
     # What a process holds before it loads a model is in RAM; the memory of a GPU has nothing of it yet.
     process = 0 if on_gpus else used_bytes() + LIBRARIES
     machine = Machine("cuda" if there else "cpu", process, fleet.gpu_bytes if on_gpus else fleet.cpu_bytes)
-    return load_of(config, s, objective, machine, prompt=prompt)
+    return load_of(config, s, objective, machine, prompt=prompt, held_out=held_out)
 
 
 def rank_parts(s: Sizes, config: Config, load: Load, *, shards: int) -> dict[str, dict[str, int]]:
@@ -201,6 +198,7 @@ def rank_parts(s: Sizes, config: Config, load: Load, *, shards: int) -> dict[str
     training    4 N_t / S gradients; gathered 4 N_o and two layers of b N_l / L, and the gradients of one, in float32
                 too where they are summed; of the whole head 4 V H; activations of one micro-batch, and the head's work
     generating  embedded engine only: gathered 4 N_o + b N_l; cache and work of the model's own forward
+    evaluating  the same, if it is more
     """
     offload, b = config.cluster.offload, _width(config)
     outside = 4 * (s.weights - s.linear)
@@ -232,15 +230,10 @@ def rank_parts(s: Sizes, config: Config, load: Load, *, shards: int) -> dict[str
     # One after the other in the same memory.
     trained["critic pass"] = max(0, critic_pass(load) - trained["activations"] - trained["head"])
     training = always | trained | {"coefficients": coefficients(load, trained)}
-    generating = dict(always)
-    if config.cluster.rollout == "embedded":
-        generating |= {
-            "gathered": outside + b * s.linear if apart else 0,
-            "laid out": laid_out(s, config, load),
-            "cache": cache(s, config, load),
-            "step": decoding(s, config, load),
-        }
-    return {"generating": generating, "training": training}
+    # Weights in pieces are gathered whole to sample.
+    sampled = {"gathered": outside + b * s.linear if apart else 0} if config.cluster.rollout == "embedded" else {}
+    made = {phase: always | sampled | parts for phase, parts in samplings(s, config, load).items()}
+    return {**made, "training": training}
 
 
 def _part(size: int, shards: int) -> int:
@@ -262,7 +255,9 @@ def _on_gpu(s: Sizes, config: Config, free: int | None, *, gpus: int) -> dict[st
     model = _part(_width(config) * s.weights, gpus)
     if free is None:
         return {"weights": model, "work": SERVER_WORK}
-    share = float(server_option(config.cluster, "gpu-memory-utilization", SERVER_SHARE))
+    from ..rollout.vllm.launch import MOST_SHARE
+
+    share = float(server_option(config.cluster, "gpu-memory-utilization", MOST_SHARE))
     # vLLM fills its share to the end: the cache is what is left, and no need of its own.
     return {"weights": model, "work": SERVER_WORK, "cache": int(share * free) - model - SERVER_WORK}
 

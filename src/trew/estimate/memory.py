@@ -9,6 +9,7 @@ addition, one phase at a time:
 
 loading     the file's pages, where its numbers are converted (float32 is used as it is, page by page)
 generating  weights laid out for products, cache of keys and values, the work of one step
+evaluating  the same for an evaluation, if that needs more: it may decode more rows, or longer ones
 training    gradients, activations, the head's work
 exporting   a merged copy of the weights, if there are adapters
 """
@@ -66,6 +67,7 @@ class Load:
     reads: int  # R
     passes: int  # micro-batches of an optimizer step, of a rank
     rows: int  # S
+    sequences: int  # that are sampled before anything is learned
     prompt: int  # P
     completion: int  # C
     group: int
@@ -87,6 +89,7 @@ class Load:
     step_tokens: int = 0  # of an optimizer step that the objective must see at once; 0: it need not
     critic: CriticLoad | None = None  # a second model that is trained beside the policy
     process: int = 0  # Python, torch and everything else loaded before the model
+    evaluation: Load | None = None  # the same with what an evaluation decodes, if that may need more than a step
 
 
 # ---- kept all the time
@@ -176,7 +179,7 @@ def cache(s: Sizes, config: Config, load: Load) -> int:
 
 
 def _rows_kept(config: Config, load: Load) -> int:
-    return min(2 * load.rows, config.rollout.prompts * config.rollout.completions) if config.plays else load.rows
+    return min(2 * load.rows, load.sequences) if config.plays else load.rows
 
 
 def decoding(s: Sizes, config: Config, load: Load) -> int:
@@ -326,25 +329,20 @@ def merged(s: Sizes) -> int:
 def memory(s: Sizes, config: Config, load: Load) -> Memory:
     """Sums all parts of all phases."""
     always = _always(s, config, load)
-    made: dict[str, int] = {"laid out": 0, "step": 0, "cache": 0}
-    if config.cluster.rollout == "embedded":  # servers have their own memory: see cluster.py
-        made = {
-            "laid out": laid_out(s, config, load),
-            "step": decoding(s, config, load),
-            "cache": cache(s, config, load),
-        }
+    made = samplings(s, config, load)
     # Tensors being packed into 4 bits, several at once; the factor is measured.
     packing = 3 * s.linear if config.lora.base == "nf4" and config.lora.rank else 0
     trained = _trained(s, config, load)
-    generating, training = _kept(s, load, made, trained)
+    held = _kept(s, load, made, trained)
     kept, read = reference(s, config, load)
-    parts = {
-        "generating": always | {"reference": kept} | made | generating,
-        "training": always | {"reference": read} | trained | training,
-    }
+    parts = {phase: always | {"reference": kept} | made[phase] | held[phase] for phase in made}
+    training = always | {"reference": read} | trained | held["training"]
     # The engine keeps its buffers while training if that leaves half of the GPU free, and releases them otherwise.
-    if load.static is not None and (load.free is None or 2 * sum(parts["generating"].values()) <= load.free):
-        parts["training"] |= {name: made[name] for name in ("laid out", "cache")}
+    if load.static is not None:
+        for phase, made_for in made.items():
+            if load.free is None or 2 * sum(parts[phase].values()) <= load.free:
+                training |= {name: max(made_for[name], training.get(name, 0)) for name in ("laid out", "cache")}
+    parts["training"] = training
     # In the order of a run, in which tables show phases.
     if load.stored:
         parts = {"loading": always | {"reference": kept, "optimizer": 0, "file": load.stored + packing}} | parts
@@ -354,6 +352,27 @@ def memory(s: Sizes, config: Config, load: Load) -> Memory:
     if config.learner.optimizer == "adamw-offload":
         aside = 8 * s.trained + 2 * critic_gradients(load)
     return Memory(parts, aside)
+
+
+def samplings(s: Sizes, config: Config, load: Load) -> dict[str, dict[str, int]]:
+    """What sampling takes in a step, and in an evaluation if that is more. Servers have their own memory: see
+    cluster.py."""
+    if config.cluster.rollout != "embedded":
+        return {"generating": dict.fromkeys(("laid out", "step", "cache"), 0)}
+    made = {"generating": _sampling(s, config, load)}
+    if load.evaluation is not None:
+        evaluating = _sampling(s, config, load.evaluation)
+        if sum(evaluating.values()) > sum(made["generating"].values()):
+            made["evaluating"] = evaluating
+    return made
+
+
+def _sampling(s: Sizes, config: Config, load: Load) -> dict[str, int]:
+    return {
+        "laid out": laid_out(s, config, load),
+        "step": decoding(s, config, load),
+        "cache": cache(s, config, load),
+    }
 
 
 def _always(s: Sizes, config: Config, load: Load) -> dict[str, int]:
@@ -399,30 +418,33 @@ def _beyond(size: int, trained: dict[str, int], load: Load) -> int:
     return max(size - sum(part for name, part in trained.items() if name not in apart), 0)
 
 
-def _kept(s: Sizes, load: Load, made: dict[str, int], trained: dict[str, int]) -> tuple[dict[str, int], dict[str, int]]:
-    """What a CPU process holds in a phase (generating, training) besides that phase's needs: memory the other one took.
+def _kept(s: Sizes, load: Load, made: dict[str, dict[str, int]], trained: dict[str, int]) -> dict[str, dict[str, int]]:
+    """What a CPU process holds in each phase besides that phase's needs: memory that other phases took.
 
     The heap keeps weights laid out, the work of a step, gradients, the first step's check and the optimizer's
     temporaries. :class:`.arena.Arena` keeps the cache, the head laid out (or everything laid out, where few weights are
     trained), activations and logits. Where passes go through the model's own forward, each phase gives its memory back,
     and the heap has gaps. Before a model is exported all of it is given back.
     """
+    none: dict[str, dict[str, int]] = {phase: {} for phase in (*made, "training")}
     if not load.heap:
-        return {}, {}
+        return none
     if load.body is not None:
         # Of the layers' many tensors: the logits and the gradients of head and embedding, one each, leave none.
         gaps = int(GAPS * load.body.before.layer * s.layers)
         # Those of a critic are in its pass.
-        return {}, {"gaps": max(0, gaps - trained.get("critic pass", 0))}
-    passing = trained["activations"] + trained["head"]
-    apart = made["laid out"] if 2 * s.trained < s.weights else 4 * s.head
-    cached = made["cache"] + (apart if load.native_decode else 0)
-    # Heap and arena each stay at their largest use so far: a phase's extra is what another one needed beyond its own.
-    # small and large: what each phase takes from the heap; cached and passing: from the arena.
+        return none | {"training": {"gaps": max(0, gaps - trained.get("critic pass", 0))}}
+    # ---- from the arena, and from the heap
+    in_arena, in_heap = {"training": trained["activations"] + trained["head"]}, {}
     held = ("gradients", "coefficients", "proof", "update", "critic pass")
-    small, large = sum(made.values()) - cached, sum(trained.get(name, 0) for name in held)
-    room, heap = max(cached, passing), max(small, large)
-    return {"kept": room - cached + heap - small}, {"kept": room - passing + heap - large}
+    in_heap["training"] = sum(trained.get(name, 0) for name in held)
+    for phase, parts in made.items():
+        apart = parts["laid out"] if 2 * s.trained < s.weights else 4 * s.head
+        in_arena[phase] = parts["cache"] + (apart if load.native_decode else 0)
+        in_heap[phase] = sum(parts.values()) - in_arena[phase]
+    # Heap and arena each stay at their largest use so far: a phase's extra is what another one needed beyond its own.
+    most = max(in_arena.values()) + max(in_heap.values())
+    return {phase: {"kept": most - in_arena[phase] - in_heap[phase]} for phase in none}
 
 
 def _width(config: Config) -> int:

@@ -14,7 +14,7 @@ from .run import Machine, load_of
 from .sizes import sizes_of
 
 
-def planned(config: Config, *, objective: Objective, prompt: int, device: str) -> dict[str, Any]:
+def planned(config: Config, *, objective: Objective, prompt: int, held_out: int, device: str) -> dict[str, Any]:
     """Bytes by process, phase and part; ``why`` instead, if they cannot be estimated. Never raises: a run that can be
     trained does not fail because of its estimate.
 
@@ -22,19 +22,19 @@ def planned(config: Config, *, objective: Objective, prompt: int, device: str) -
     """
     try:
         with torch.random.fork_rng(devices=[]):  # copies of the model draw weights, and the run's numbers stay
-            processes = _processes(config, objective, prompt, device)
+            processes = _processes(config, objective, prompt, held_out, device)
     except Exception as error:
         return {"why": f"{type(error).__name__}: {error}".splitlines()[0]}
     return {"prompt_tokens": prompt, "processes": processes}
 
 
-def _processes(config: Config, objective: Objective, prompt: int, device: str) -> list[dict[str, Any]]:
+def _processes(config: Config, objective: Objective, prompt: int, held_out: int, device: str) -> list[dict[str, Any]]:
     cluster = config.cluster
     if cluster.learner != 1 or cluster.servers:
-        found = cluster_map(config, objective=objective, prompt=prompt, fleet=Fleet.here())
+        found = cluster_map(config, objective=objective, prompt=prompt, held_out=held_out, fleet=Fleet.here())
         return [_process(tenant.who, one.name, tenant.parts) for one in found.devices for tenant in one.tenants]
     sizes, machine = sizes_of(config), Machine.of(device, adapters=config.lora.rank > 0)
-    needs = memory(sizes, config, load_of(config, sizes, objective, machine, prompt=prompt))
+    needs = memory(sizes, config, load_of(config, sizes, objective, machine, prompt=prompt, held_out=held_out))
     return [_process("rank 0", device, needs.parts)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -11,6 +12,7 @@ from ..learner.reference import in_bfloat16, teacher_in_bfloat16
 from ..models import backends, loading
 from ..models.files import stored_types
 from ..models.lora import import_libraries
+from ..models.planning import Planning
 from ..objective import Objective
 from ..rollout.torch_engine.plain import PREFILL_TOKENS
 from ..utils.memory import free_bytes, used_bytes
@@ -42,12 +44,14 @@ class Machine:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run needs for prompts of up to ``prompt`` tokens. ``seconds`` are rough, per phase of one step."""
+    """What a run needs for prompts of up to ``prompt`` tokens, ``held_out`` of which it evaluates on. ``seconds`` are
+    rough, per phase of one step."""
 
     config: Config
     machine: Machine
     objective: Objective
     prompt: int
+    held_out: int
     sizes: Sizes
     load: Load
     memory: Memory
@@ -61,22 +65,24 @@ class Estimate:
 
 
 def estimate(
-    config: Config, *, machine: Machine, objective: Objective, prompt: int, rates: times.Rates | None = None
-) -> Estimate:
+    config: Config, *, machine: Machine, objective: Objective, prompt: int, held_out: int,
+    rates: times.Rates | None = None,
+) -> Estimate:  # fmt: skip
     """Estimates the worst case: all prompts of ``prompt`` tokens, all completions as long as
     they may be; of demonstrations, all rows of ``prompt`` tokens.
 
+    ``held_out``: the number of prompts of an evaluation, which may decode more at once than a step; 0 if there is none.
     ``rates`` reuses another estimate's measurement on the same machine; without it, rates are measured.
     """
     # Demonstrations are learned like a run's completions; only the parts of training apply.
     if config.demonstrates:
         like, one = of_rows(config, prompt)
-        found = estimate(like, machine=machine, objective=objective, prompt=one, rates=rates)
+        found = estimate(like, machine=machine, objective=objective, prompt=one, held_out=0, rates=rates)
         parts = {phase: part for phase, part in found.memory.parts.items() if phase == "training"}
         seconds = {phase: found.seconds[phase] for phase in ("log-probs", "training") if phase in found.seconds}
         return replace(found, config=config, prompt=prompt, memory=replace(found.memory, parts=parts), seconds=seconds)
     sizes = sizes_of(config)
-    load = load_of(config, sizes, objective, machine, prompt=prompt)
+    load = load_of(config, sizes, objective, machine, prompt=prompt, held_out=held_out)
     if rates is None:
         rates = times.rates(sizes, config, rows=load.rows, tokens=load.tokens, device=machine.device)
     # Forward passes alone: the reference's, a teacher's by its size, the policy's own.
@@ -86,7 +92,7 @@ def estimate(
     if config.rollout.replay:  # only evaluations generate
         work = {phase: count for phase, count in work.items() if phase in ("log-probs", "training")}
     return Estimate(
-        config, machine, objective, prompt, sizes, load, memory(sizes, config, load), rates,
+        config, machine, objective, prompt, held_out, sizes, load, memory(sizes, config, load), rates,
         times.seconds(work, rates, load),
     )  # fmt: skip
 
@@ -98,10 +104,39 @@ def of_rows(config: Config, longest: int) -> tuple[Config, int]:
     return replace(config, data=DataConfig(), sft=SftConfig(), rollout=rollout), 1
 
 
-def load_of(config: Config, s: Sizes, objective: Objective, machine: Machine, *, prompt: int) -> Load:
+@dataclass(frozen=True, slots=True)
+class _Sampled:
+    """What one rank samples in a step or an evaluation: ``sequences`` of up to ``completion`` tokens, in groups of
+    ``group``; ``rows`` of them are decoded at once."""
+
+    sequences: int
+    group: int
+    completion: int
+    rows: int
+
+    @classmethod
+    def of(cls, config: Config, *, prompts: int, group: int, completion: int) -> _Sampled:
+        # Dealt out over all ranks, prompt by prompt.
+        sequences = -(-prompts // passes.ranks_of(config)) * group
+        return cls(sequences, group, completion, min(config.rollout.batch, sequences))
+
+    @property
+    def prompts(self) -> int:
+        """Prompts of the rows, not rows: a group's prompt is computed once and shared by its completions."""
+        return -(-self.rows // self.group)
+
+    def exceeds(self, other: _Sampled) -> bool:
+        """Whether it may need more than ``other`` somewhere."""
+        pairs = ((getattr(self, name), getattr(other, name)) for name in ("rows", "prompts", "completion", "sequences"))
+        return any(mine > theirs for mine, theirs in pairs)
+
+
+def load_of(config: Config, s: Sizes, objective: Objective, machine: Machine, *, prompt: int, held_out: int) -> Load:
     """Determines how much is worked on at once, and by which code, by asking that code on a one-layer copy."""
     low = torch.bfloat16 if config.learner.dtype == "bfloat16" else None
-    rows = min(config.rollout.batch, config.rollout.prompts * config.rollout.completions)
+    rollout = config.rollout
+    completion = passes.completion_tokens(config, prompt)
+    step = _Sampled.of(config, prompts=rollout.prompts, group=rollout.completions, completion=completion)
     copy = copy_of(config, device=machine.device, layers=1)
     with copy.mode:
         batch = passes.batch(config, copy.model, prompt=prompt, vocabulary=s.vocabulary, layers=s.layers)
@@ -110,24 +145,19 @@ def load_of(config: Config, s: Sizes, objective: Objective, machine: Machine, *,
         native = plan is not None and plan.decodes(copy.model, autocast=low)
     types = frozenset(stored_types(loading.folder(config.model)))
     pack, way = batch.largest, batch.runner.path
-    completion = passes.completion_tokens(config, prompt)
-    # Prompts, not rows: a group's prompt is computed once and shared by its completions.
-    side_by_side = max(1, min(-(-rows // config.rollout.completions), PREFILL_TOKENS // prompt))
-    return Load(
+    load = Load(
         tokens=pack.input_ids.size,
         # Columns that the head reads, times rows.
         reads=len(pack.read_at) * len(pack.input_ids),
         # Of one rank: the packs are dealt out over all of them.
         passes=-(-len(batch.packs) // passes.ranks_of(config)),
-        rows=rows,
         prompt=prompt,
-        completion=completion,
-        group=config.rollout.completions,
         shares=way.shared,
         fused=way.fused,
-        packed=plan is not None and plan.product(depth=s.hidden, rows=rows, dtype=low or torch.float32) is not None,
+        packed=plan is not None
+        and plan.product(depth=s.hidden, rows=step.rows, dtype=low or torch.float32) is not None,
         reference="ref_logprobs" in objective.needs,
-        step_tokens=step_groups(config) * config.rollout.completions * completion if objective.sees_step else 0,
+        step_tokens=step_groups(config) * rollout.completions * completion if objective.sees_step else 0,
         critic=passes.critic(config, s, prompt=prompt, device=machine.device) if "values" in objective.needs else None,
         rounded=in_bfloat16(config, stored=types, backend=backends.of(config, machine.device)),
         teacher=teacher_bytes(config, machine.device),
@@ -135,24 +165,43 @@ def load_of(config: Config, s: Sizes, objective: Objective, machine: Machine, *,
         native_decode=native,
         # Whole layers by the kernels: formulas know their needs, nothing is measured.
         body=None if way.layers else passes.training(config, s, prompt=prompt, device=machine.device),
-        prefill=None if native else passes.prefill(config, prompts=side_by_side, length=prompt, device=machine.device),
         plan=plan,
-        static=passes.static(
-            config,
-            plan,
-            rows=rows,
-            columns=prompt + completion,
-            prompts=side_by_side,
-            length=prompt,
-            device=machine.device,
-        )
-        if native and plan is not None
-        else None,
         free=machine.free,
         stored=stored_bytes(config),
         types=types,
         process=machine.process,
+        **_decoded(config, step, plan if native else None, prompt=prompt, device=machine.device),
     )
+    evaluated = _evaluated(config, prompt, held_out)
+    if not evaluated.exceeds(step):
+        return load
+    decoded = _decoded(config, evaluated, plan if native else None, prompt=prompt, device=machine.device)
+    return replace(load, evaluation=replace(load, **decoded))
+
+
+def _evaluated(config: Config, prompt: int, held_out: int) -> _Sampled:
+    like = replace(
+        config, rollout=replace(config.rollout, max_tokens=config.eval.max_tokens or config.rollout.max_tokens)
+    )
+    completion = passes.completion_tokens(like, prompt)
+    return _Sampled.of(config, prompts=held_out, group=config.eval.samples, completion=completion)
+
+
+def _decoded(config: Config, what: _Sampled, plan: Planning | None, *, prompt: int, device: str) -> dict[str, Any]:
+    """What :class:`Load` says of sampling; ``plan``: of the backend, where that decodes."""
+    side_by_side = max(1, min(what.prompts, PREFILL_TOKENS // prompt))
+    prefill = static = None
+    if plan is None:
+        prefill = passes.prefill(config, prompts=side_by_side, length=prompt, device=device)
+    else:
+        static = passes.static(
+            config, plan, rows=what.rows, columns=prompt + what.completion, prompts=side_by_side, length=prompt,
+            device=device,
+        )  # fmt: skip
+    return {
+        "rows": what.rows, "sequences": what.sequences, "completion": what.completion, "group": what.group,
+        "prefill": prefill, "static": static,
+    }  # fmt: skip
 
 
 def step_groups(config: Config) -> int:

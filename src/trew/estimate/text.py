@@ -36,10 +36,16 @@ def _about(e: Estimate) -> list[str]:
             f"step     {c.sft.batch} {rows} of up to {e.prompt} tokens; micro-batches of {e.load.tokens} tokens",
             f"by       {ours[e.load.body is None]}",
         ]
+    own = e.load.evaluation if "evaluating" in e.memory.parts else None
+    evaluation = [] if own is None else [
+        f"eval     {e.held_out} prompts x {c.eval.samples} completions of up to {own.completion}; {own.rows} rows "
+        "decoded at once"
+    ]  # fmt: skip
     return [
         f"model    {c.model}: {_count(s.weights)} weights{trained}; on {e.machine.device}",
         f"step     {c.rollout.prompts} prompts of up to {e.prompt} tokens x {c.rollout.completions} completions of up "
         f"to {e.load.completion}; micro-batches of {e.load.tokens} tokens, {e.load.rows} rows decoded at once",
+        *evaluation,
         f"by       generating: {ours[e.load.native_decode]}; training: {ours[e.load.body is None]}",
     ]
 

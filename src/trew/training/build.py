@@ -234,7 +234,9 @@ def build(
 
 
 def _planned(plan: Plan) -> dict[str, Any]:
-    return planned(plan.config, objective=plan.objective, prompt=plan.longest, device=plan.device)
+    return planned(
+        plan.config, objective=plan.objective, prompt=plan.longest, held_out=len(plan.eval), device=plan.device
+    )
 
 
 def in_random_order(config: Config) -> bool:

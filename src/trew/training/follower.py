@@ -101,6 +101,7 @@ class FollowerRun:
     # ---- the loop's interface
 
     def steps(self) -> Iterator[int]:
+        self._peaks.enter(BETWEEN)
         while True:
             yield self.await_order()["step"]
 

@@ -37,6 +37,7 @@ class TrainingRun:
 
     def __enter__(self) -> TrainingRun:
         program = self._program
+        program.memory.peaks.enter(BETWEEN)  # the first evaluation is no part of loading
         self._open.enter_context(watch.failures_saved(program.folder))
         bar = program.display.bar("training", self.config.steps, done=program.state.step)
         self._bar = self._open.enter_context(bar)

@@ -3,10 +3,11 @@
 import { bytes } from "../format";
 import type { Memory as MemoryAnswer, Num, Process } from "../types";
 
-/** Phases in the order in which a run has them; "between" has no plan. */
+/** Phases in the order in which a run has them; "between" has no plan, "evaluating" no measurement of its own. */
 const PHASES: Record<string, string> = {
   loading: "loading the model",
   generating: "generating",
+  evaluating: "evaluating, which is measured with what is between steps",
   training: "training",
   between: "between steps: evaluations, checkpoints, publishing weights",
   exporting: "exporting the model",
