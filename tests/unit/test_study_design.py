@@ -49,6 +49,14 @@ def test_a_missing_design_and_a_missing_recipe_are_named(tmp_path):
         load(write(tmp_path, base="gone.toml"))
 
 
+@pytest.mark.parametrize("table", ['track.to = ["tensorboard"]', 'rollout.replay = "runs/x"'])
+def test_a_recipe_whose_settings_a_run_of_a_study_cannot_have_is_refused(table, tmp_path):
+    recipe = 'model = "lm"\nsteps = 10\n'
+    with pytest.raises(ConfigError, match=f"sets {table.partition(' ')[0]}, which runs of a study cannot have"):
+        load(write(tmp_path, recipe + table))
+    load(write(tmp_path, f"{recipe}track.to = []"))  # the default, written out
+
+
 def test_every_beginning_of_the_runs_is_a_balanced_study(tmp_path):
     plan = study(tmp_path, regimes={"on": {}})
     assert len(plan.cells) == 6

@@ -174,6 +174,9 @@ def load(path: Path) -> Study:
     recipe = read_table(base)
     # Where the base recipe writes its own runs is no part of the design.
     recipe.pop("out", None)
+    settings = flatten(recipe)
+    if unfit := [key for key in ("rollout.replay", "track.to") if settings.get(key)]:
+        raise ConfigError(f"{base}: sets {', '.join(unfit)}, which runs of a study cannot have; remove it there")
     return Study(
         name=table["name"], base=base, baseline=table["baseline"], question=table.get("question", ""),
         claims=tuple(table.get("claims", ())), seeds=table.get("seeds", 20),
