@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import json
@@ -21,6 +22,7 @@ from forks import wait_for
 from trew.errors import EngineError, StorageError
 from trew.rollout.engine import Finished, Lost, Request
 from trew.rollout.generate import generate
+from trew.rollout.shared import SharedEngine
 from trew.rollout.vllm.engine import VllmEngine
 from vllm_help import PROMPTS, SAMPLING, House, house, made, only, tokens
 
@@ -67,6 +69,38 @@ def test_an_update_waits_for_no_request_that_waits_for_a_place(tmp_path):
         reports = engine.poll(0.0)
         engine.cancel([request.id for request in requests])
         assert len(reports) < len(requests) / 2, "more than half of the queue was made before the update was over"
+
+
+def test_what_somebody_waits_for_waits_for_no_request_that_waits_for_a_place(tmp_path):
+    """An evaluation beside groups that nobody needs yet: of those, the server finishes the one that it has begun."""
+    with house(tmp_path) as one, contextlib.closing(SharedEngine(one.engine())) as shared:
+        one.fakes[0].places.slots, one.fakes[0].faults.slow = 1, 0.02
+        ahead, beside = shared.view("ahead"), shared.view("beside", first=True)
+        ahead.submit([Request(f"{i}", prompt, 0, SAMPLING) for i, prompt in enumerate(PROMPTS * 4)])
+        wait_for(lambda: one.fakes[0].begun > 0)
+        found = generate(beside, PROMPTS[:2], n=1, sampling=SAMPLING)
+        done = len(ahead.poll(0.0))
+    assert [len(group.rollouts) for group in found] == [1, 1]
+    assert done < 4, "the queue was made before what somebody waits for"
+
+
+def test_what_somebody_waits_for_is_sent_at_once(tmp_path, monkeypatch):
+    """Also to a server that has as many groups as it is given otherwise."""
+    monkeypatch.setattr("trew.rollout.vllm.engine.MOST_OPEN", 2)
+    with house(tmp_path) as one:
+        engine = one.engine()
+        one.fakes[0].faults.hangs = True
+        one.fakes[0].calls.clear()
+
+        def sent() -> list[int]:
+            return [body.get("priority", 0) for path, body in list(one.fakes[0].calls) if path.endswith("/generate")]
+
+        asked = [Request(f"{i}", prompt, 0, SAMPLING) for i, prompt in enumerate(PROMPTS)]
+        engine.submit(asked)
+        engine.submit([dataclasses.replace(each, id=f"first {each.id}", first=True) for each in asked])
+        wait_for(lambda: len(sent()) == 2 + len(asked))
+        assert sorted(sent()) == [-1] * len(asked) + [0, 0]
+        engine.cancel([name for each in asked for name in (each.id, f"first {each.id}")])
 
 
 def test_a_server_that_comes_back_is_used_after_the_next_update(two):

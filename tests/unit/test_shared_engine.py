@@ -70,6 +70,21 @@ def shared() -> Iterator[SharedEngine[ScriptedEngine]]:
     made.close()
 
 
+def test_requests_say_whether_somebody_waits_for_them(shared, monkeypatch):
+    seen: dict[str, bool] = {}
+    submit = shared.engine.submit
+
+    def noted(requests: Any) -> None:
+        seen.update({request.id: request.first for request in requests})
+        submit(requests)
+
+    monkeypatch.setattr(shared.engine, "submit", noted)
+    for view in (shared.view("ahead"), shared.view("beside", first=True)):
+        asked(view, requests()[:1])
+    assert set(seen.values()) == {False, True}
+    assert all(first == name.startswith("beside:") for name, first in seen.items())
+
+
 def test_each_caller_gets_its_own_completions(shared):
     """The ids of their requests may be the same."""
     alone = asked(ScriptedEngine(), requests())

@@ -29,13 +29,16 @@ class Request:
 
     With ``earlier``, a turn of an episode: its tokens are the context instead of the prompt's, and positions count from
     the first token behind the prompt. All turns of an episode have one id, by which an engine may find again what it
-    has computed for the turn before; :meth:`.Engine.cancel` frees that."""
+    has computed for the turn before; :meth:`.Engine.cancel` frees that.
+
+    ``first``: somebody waits for it, so that it goes before what else waits in an engine's queue."""
 
     id: str
     prompt: Prompt
     sample: int
     sampling: Sampling
     earlier: Earlier | None = field(default=None, compare=False)
+    first: bool = field(default=False, compare=False)
 
 
 def context_ids(request: Request, renderer: Renderer) -> np.ndarray:

@@ -32,11 +32,11 @@ class SharedEngine(Generic[E]):
         self._closed = False
         self._idle, self._idle_since = 0.0, time.monotonic()
 
-    def view(self, name: str) -> View:
-        """A new caller's :class:`.Engine`; names must differ."""
+    def view(self, name: str, *, first: bool = False) -> View:
+        """A new caller's :class:`.Engine`; names must differ. ``first``: its requests go before those of others."""
         if name in self._views:
             raise ValueError(f"there is a view {name!r} already")
-        made = self._views[name] = View(self, name)
+        made = self._views[name] = View(self, name, first=first)
         return made
 
     @contextlib.contextmanager
@@ -112,9 +112,9 @@ class SharedEngine(Generic[E]):
 class View:
     """A caller's part of a shared engine: an :class:`.Engine` with its own requests and reports."""
 
-    def __init__(self, shared: SharedEngine[Any], name: str) -> None:
+    def __init__(self, shared: SharedEngine[Any], name: str, *, first: bool) -> None:
         self.capabilities: Capabilities = shared.engine.capabilities
-        self._shared, self._name = shared, name
+        self._shared, self._name, self._first = shared, name, first
         self.unfinished: set[str] = set()
         self._reports: list[Finished | Lost] = []
         self._error: BaseException | None = None
@@ -129,8 +129,9 @@ class View:
             self._shared.engine.version = version
 
     def submit(self, requests: Sequence[Request]) -> None:
+        own = [dataclasses.replace(r, id=f"{self._name}:{r.id}", first=self._first) for r in requests]
         with self._shared.changed, self._shared.timed():
-            self._shared.engine.submit([dataclasses.replace(r, id=f"{self._name}:{r.id}") for r in requests])
+            self._shared.engine.submit(own)
             self.unfinished |= {r.id for r in requests}
             self._shared.begin()
 

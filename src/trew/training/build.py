@@ -270,7 +270,8 @@ def _asynchronous(
     shared = SharedEngine(engine)
     # ending runs backwards: the rollouts are closed before the engine that they use.
     ending.callback(shared.close)
-    beside = shared.view("beside")
+    # The learner waits for evaluations and baselines: not for all groups that were asked for before them, too.
+    beside = shared.view("beside", first=True)
     # Each caller has episodes of its own: they are played in its thread.
     ahead = _player(plan, shared.view("ahead"), engine.facts, ending)
     own = _player(plan, beside, engine.facts, ending)

@@ -23,6 +23,10 @@ ROUNDING = 1e-3
 """The largest log-prob above 0 that counts as rounding."""
 
 
+FIRST = -1
+"""The priority of requests that somebody waits for: lower is earlier, and others have 0."""
+
+
 class BadAnswer(EngineError):
     """A server's answer cannot be right; the request may be repeated."""
 
@@ -40,8 +44,9 @@ class Asked:
     versions: Mapping[str, int]
 
 
-def body(asked: Asked, *, seed: int) -> dict[str, Any]:
-    """Returns the body of ``/inference/v1/generate``; completion i gets the draws of ``seed + i``.
+def body(asked: Asked, *, seed: int, first: bool = False) -> dict[str, Any]:
+    """Returns the body of ``/inference/v1/generate``; completion i gets the draws of ``seed + i``. ``first``: before
+    requests that wait for a place.
 
     Every parameter is explicit: a server's defaults may come from the model's folder.
     """
@@ -58,6 +63,7 @@ def body(asked: Asked, *, seed: int) -> dict[str, Any]:
             "ignore_eos": True,  # stop_token_ids has all end tokens: the model's own list must not add to them
             "detokenize": bool(asked.endings.strings), "skip_special_tokens": True,
         },
+        **({"priority": FIRST} if first else {}),
     }  # fmt: skip
 
 

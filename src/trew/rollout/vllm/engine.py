@@ -68,6 +68,10 @@ class _Flight:
     def sampling(self) -> Sampling:
         return self.requests[0].sampling
 
+    @property
+    def first(self) -> bool:
+        return self.requests[0].first
+
 
 class VllmEngine:
     """Generates on vLLM servers. They sample from the weights that :meth:`update` last brought them; until the first
@@ -150,7 +154,8 @@ class VllmEngine:
         flights = list(self._grouped(requests))
         # Does not wait: raises where no server is left and none can come back.
         self._await_a_server(time.monotonic())
-        self._waiting += flights
+        # sorted keeps the order of equals.
+        self._waiting = deque(sorted([*self._waiting, *flights], key=lambda flight: not flight.first))
         self._unfinished |= taken
         self._dispatch()
 
@@ -206,7 +211,7 @@ class VllmEngine:
         """Sends waiting flights to the servers with the fewest open completions."""
         self._welcome()
         while self._waiting:
-            free = [server for server in self._usable() if server.groups < MOST_OPEN]
+            free = [s for s in self._usable() if s.groups < MOST_OPEN or self._waiting[0].first]
             if not free:
                 return
             server, flight = min(free, key=lambda s: s.open), self._waiting.popleft()
@@ -218,7 +223,7 @@ class VllmEngine:
             request = flight.requests[0]
             begin = request.earlier.begin if request.earlier else 0
             seed = seed_of(flight.sampling.seed, request.prompt.uid, begin) + request.sample
-            self._traffic.send(flight, server.endpoint, body(self._asked(flight), seed=seed))
+            self._traffic.send(flight, server.endpoint, body(self._asked(flight), seed=seed, first=flight.first))
 
     def _asked(self, flight: _Flight) -> Asked:
         # Weights that came while it was answered are right, those from before it was sent are not.

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import EngineError
+from .answers import FIRST
 from .client import ServerRefused, call
 from .endpoint import Endpoint
 from .routes import QUICK_S, Route
@@ -136,9 +137,8 @@ def prompt_logprobs(endpoint: Endpoint, ids: Sequence[int], *, timeout_s: float)
     }  # fmt: skip
     found: Any = call(
         endpoint, "POST", GENERATE, what="canary", timeout_s=timeout_s,
-        # Lower is earlier, and completions have 0: behind those that wait for a place on the server, the learner would
-        # wait for all of them.
-        body={"token_ids": list(ids), "sampling_params": sampling, "priority": -1},
+        # Behind the completions that wait for a place on the server, the learner would wait for all of them.
+        body={"token_ids": list(ids), "sampling_params": sampling, "priority": FIRST},
     )  # fmt: skip
     try:
         # One mapping for each token from the second on, by id: {"17": {"logprob": -1.5, ...}}.
