@@ -15,11 +15,12 @@ The verifier runs next to the learned reward with weight 0: it measures, and nev
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from ..config import Config, RewardConfig
 from ..config.free import FREE
 from ..data import prompt_order
 from ..distributed import launch
-from ..errors import ConfigError, DataError, Problems
+from ..errors import ConfigError, DataError, Problems, StorageError
 from ..models import backends, files, loading
 from ..reward_training import Pair, read_pairs, train_reward, write_pairs
 from ..reward_training.data import encode
@@ -241,7 +242,7 @@ def _without_learned(policy: Config, rewards: Sequence[RewardConfig]) -> Config:
 def one_round(rounds: Rounds, number: int) -> dict[str, Any] | None:
     """Runs a round and returns its figures. Each stage is skipped where its result exists already, so that a resumed
     run continues within a round."""
-    folder, start = rounds.round(number), time.monotonic()
+    folder = rounds.round(number)
     if number == 0 and not rounds.first_prompts:
         return None
     # Written last: without it, a stage of the round may be missing.
@@ -252,13 +253,33 @@ def one_round(rounds: Rounds, number: int) -> dict[str, Any] | None:
         folder.mkdir(exist_ok=True)
     rounds.display.line(f"\n=== round {number} of {rounds.recipe.rounds.rounds}")
     row: dict[str, Any] = {"round": number, "verifier": rounds.verifier_name}
-    if number:
-        row["policy"] = train_policy(rounds, number)
-    sample_pairs(rounds, number)
-    row |= train_reward_model(rounds, number)
-    row["seconds"] = time.monotonic() - start
-    write_atomic(done, lambda file: file.write((json.dumps(row, indent=2) + "\n").encode()))
+    with _seconds(folder / "seconds.json") as seconds:
+        if number:
+            row["policy"] = train_policy(rounds, number)
+        sample_pairs(rounds, number)
+        row |= train_reward_model(rounds, number)
+        row["seconds"] = seconds()
+        write_atomic(done, lambda file: file.write((json.dumps(row, indent=2) + "\n").encode()))
     return row
+
+
+@contextlib.contextmanager
+def _seconds(file: Path) -> Iterator[Callable[[], float]]:
+    """Yields what gives the seconds in the block so far, with those of earlier calls that did not reach its end: an
+    interrupted round keeps them in ``file``."""
+    earlier, start = json.loads(file.read_text("utf-8")) if file.is_file() else 0.0, time.monotonic()
+
+    def passed() -> float:
+        return earlier + time.monotonic() - start
+
+    try:
+        yield passed
+    except BaseException:
+        # A full disk may be why the block has ended: its error must reach the caller.
+        with contextlib.suppress(StorageError, OSError):
+            write_atomic(file, lambda out: out.write(json.dumps(passed()).encode()))
+        raise
+    file.unlink(missing_ok=True)
 
 
 def train_policy(rounds: Rounds, number: int) -> dict[str, Any]:
