@@ -41,7 +41,7 @@ from ..runs.journal import Journal
 from ..runs.writer import Writer
 from ..utils import ray_cluster
 from ..utils.console import Display
-from ..utils.memory import Peaks
+from ..utils.memory import Peaks, return_large_blocks
 from ..utils.signals import Interrupts
 from ..weights import InPlace, WeightSync
 from . import planning, teaching
@@ -145,6 +145,8 @@ def _sharded(plan: Plan, ranks: Ranks) -> tuple[Any, Adapters | None, Any, Any]:
     alone reads the files."""
     from ..distributed import sharding  # imports FSDP, which takes long
 
+    if ranks.device.type == "cpu":  # a GPU's memory is torch's own affair
+        return_large_blocks()
     how = plan.config.cluster.shard
     if how == "auto":
         how = "hsdp" if ranks.place.nodes > 1 else "fsdp"

@@ -76,6 +76,24 @@ class Peaks:
         return True
 
 
+LARGE = 4 << 20
+"""Bytes of a block that :func:`return_large_blocks` applies to: below the matrices of models of 100 million parameters,
+and above what is allocated for each token."""
+_M_MMAP_THRESHOLD = -3  # malloc.h
+
+
+def return_large_blocks() -> bool:
+    """Has freed blocks of :data:`LARGE` bytes and more returned to the operating system at once, from here on; returns
+    whether the C library could be told so.
+
+    glibc keeps freed blocks of up to 32 MiB in its heap otherwise. Where blocks of many sizes come and go, as gathered
+    weights, gradients and activations do, later ones do not fit into the gaps. The price: pages of a new block are
+    cleared again.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    return mallopt is not None and bool(mallopt(_M_MMAP_THRESHOLD, LARGE))
+
+
 def return_freed() -> None:
     """Returns freed memory to the operating system, wherever in the heap it lies. glibc keeps freed blocks of up to 32
     MiB otherwise, and later blocks of other sizes do not fit into the gaps. Does nothing with another C library."""
