@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from trew.data.verl import to_rows
 from trew.errors import ConfigError, DataError, RewardError
 from trew.integrations.verl.rewards import compute_score
+from trew.types import Prompt
 
 
 def test_known_data_sources_have_a_reward() -> None:
@@ -40,6 +42,16 @@ def test_a_function_of_your_own(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(code)
     found = compute_score("mine", "abcd", "x", {"level": 2}, reward=f"{tmp_path}/mine.py:longer")
     assert found["score"] == 8.0
+
+
+def test_rows_that_trew_has_written_have_the_columns_of_the_data(tmp_path: Path) -> None:
+    code = "def same(completions, answer, index):\n    return [float(completions[0] == str(answer[0] + index[0]))]"
+    (tmp_path / "mine.py").write_text(code)
+    columns = {"answer": 7, "index": 5}
+    [row] = to_rows([Prompt("0", text="3 + 4", columns=columns)], split="train", data_source="mine")
+    given = {"extra_info": row["extra_info"], "reward": f"{tmp_path}/mine.py:same"}
+    assert compute_score("mine", "12", row["reward_model"]["ground_truth"], **given)["score"] == 1.0
+    assert compute_score("mine", "7", row["reward_model"]["ground_truth"], **given)["score"] == 0.0
 
 
 def test_what_cannot_be_judged_is_an_error_or_a_number_of_your_choice() -> None:

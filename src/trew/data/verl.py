@@ -120,7 +120,7 @@ def restored(prompt: Prompt) -> Prompt:
     Takes the prompt, the gold and plain columns from the row itself, so that edits to them are kept.
     """
     extra = dict(prompt.columns.get("extra_info") or {})
-    note = _struct(extra.pop(NOTE, None) or {}, NOTE)
+    note = _noted(extra)
     if not note:
         return prompt
     columns = _restored_columns(note, prompt.columns.get("ground_truth"), extra)
@@ -131,6 +131,17 @@ def restored(prompt: Prompt) -> Prompt:
     return Prompt(prompt.uid, text=prompt.text, messages=prompt.messages, columns=columns)
 
 
+def columns_before(extra_info: Mapping[str, Any], truth: Any) -> dict[str, Any]:
+    """The columns that :func:`to_rows` made a row of, from the row's ``extra_info`` and ground truth; none for rows
+    without trew's record."""
+    note = _noted(extra_info)
+    return _restored_columns(note, truth, extra_info) if note else {}
+
+
+def _noted(extra: Mapping[str, Any]) -> dict[str, Any]:
+    return _struct(extra.get(NOTE) or {}, NOTE)
+
+
 def _restored_columns(note: Mapping[str, Any], truth: Any, extra: Mapping[str, Any]) -> dict[str, Any]:
     values = note["values"]
     gold = _parsed(str(truth)) if note["json"] else truth
@@ -138,7 +149,7 @@ def _restored_columns(note: Mapping[str, Any], truth: Any, extra: Mapping[str, A
     # In the order of the note, so that a row is written again as it was.
     columns = {name: known[name] for name in note["columns"] if name in known}
     # Columns added to the row since; to_rows itself wrote split, index and the entries of the row's own extra_info.
-    written = {*columns, "split", "index", *(values.get("extra_info") or {})}
+    written = {*columns, "split", "index", NOTE, *(values.get("extra_info") or {})}
     return columns | {name: value for name, value in extra.items() if name not in written and value is not None}
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 # Absolute imports: verl may load this file by its path, where it has no parent package.
 from trew.config import RewardConfig, build
+from trew.data.verl import NOTE, columns_before
 from trew.errors import ConfigError, DataError, RewardError
 from trew.rewards import KINDS, RewardSet
 from trew.rewards.reward_checks import text_group
@@ -25,7 +26,7 @@ BY_SOURCE = {"openai/gsm8k": "gsm8k", "DigitalLearningGmbH/MATH-lighteval": "mat
 """Default rewards for verl's own data sources."""
 
 # Entries of extra_info that are bookkeeping, not data of the row.
-OF_VERL = ("num_turns", "rollout_reward_scores", "split", "index", "trew_row")
+OF_VERL = ("num_turns", "rollout_reward_scores", "split", "index", NOTE)
 _sets: dict[str, RewardSet] = {}
 _lock = threading.Lock()
 
@@ -44,13 +45,16 @@ def compute_score(
 ) -> dict[str, float]:
     """Scores one answer: returns ``score`` (the weighted sum) and each reward's number under its name.
 
-    The rewards see ``ground_truth``, ``data_source`` and the entries of ``extra_info`` as columns. Raises DataError if
-    the gold is missing or unreadable. Where judging failed (a timeout, the sandbox), raises RewardError, or returns
-    ``failed_score`` if given, with ``judged`` 0.
+    The rewards see ``ground_truth``, ``data_source`` and the entries of ``extra_info`` as columns; of rows that trew
+    has written, also the columns that these were made of. Raises DataError if the gold is missing or unreadable. Where
+    judging failed (a timeout, the sandbox), raises RewardError, or returns ``failed_score`` if given, with ``judged``
+    0.
     """
     chosen = _chosen(data_source, reward, args, rewards)
     extra = {k: v for k, v in (extra_info or {}).items() if k not in OF_VERL and v is not None}
     columns = {**extra, "data_source": data_source, "ground_truth": ground_truth}
+    # A function that reads the gold under its own name (``answer``), or a number where verl's rows have text, finds it.
+    columns |= columns_before({**extra, NOTE: (extra_info or {}).get(NOTE)}, ground_truth)
     [scored] = chosen.score([text_group(Prompt("verl", text="", columns=columns), [solution_str])])
     [score] = scored.scores
     parts = {name: float("nan") if part is None else float(part) for name, part in score.parts.items()}
