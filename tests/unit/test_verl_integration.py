@@ -82,6 +82,12 @@ def test_rewards_of_one_name_are_told_apart_by_their_numbers() -> None:
     assert keys["+algorithm.gdpo_reward_keys"] == "['gsm8k', 'format', 'format_2']"
 
 
+def test_a_function_called_score_is_told_apart_from_the_sum() -> None:
+    own = {"name": "mine.py:score"}
+    assert exported({"preset": "gdpo"}, own, *FORMATS).keys["+algorithm.gdpo_reward_keys"].startswith("['score_2', ")
+    assert exported({"preset": "dapo"}, own, *FORMATS).keys["algorithm.filter_groups.metric"] == "'score_2'"
+
+
 @pytest.mark.parametrize(
     ("objective", "rewards", "tables", "metric"),
     [({"preset": "dapo"}, (), {}, "reward"),

@@ -44,6 +44,14 @@ def test_a_function_of_your_own(tmp_path: Path) -> None:
     assert found["score"] == 8.0
 
 
+def test_a_function_called_score_does_not_replace_the_weighted_sum(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def score(completions):\n    return [2.0]\n")
+    rewards = [{"name": f"{tmp_path}/mine.py:score", "weight": 0.5}, {"name": "gsm8k"}]
+    found = compute_score("mine", "#### 4", "4", rewards=rewards)
+    assert found == {"score": 2.0, "judged": 1.0, "score_2": 2.0, "gsm8k": 1.0}
+    assert compute_score("mine", "#### 5", "4", rewards=rewards)["score"] == 1.0
+
+
 def test_rows_that_trew_has_written_have_the_columns_of_the_data(tmp_path: Path) -> None:
     code = "def same(completions, answer, index):\n    return [float(completions[0] == str(answer[0] + index[0]))]"
     (tmp_path / "mine.py").write_text(code)

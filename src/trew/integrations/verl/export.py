@@ -19,7 +19,7 @@ from ...objective.correction import Correction, MaskedImportance, TruncatedImpor
 from ...objective.imitation import CorrectOnly
 from ...rewards.names import names_of
 from .offered import exact, offer
-from .rewards import refuse
+from .rewards import keys_of, refuse
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
 _METRIC = "algorithm.filter_groups.metric"
@@ -187,9 +187,10 @@ def _rewards(config: Config) -> Sequence[RewardConfig]:
     return rewards
 
 
-def _parts(config: Config) -> list[str]:
-    """Names under which our compute_score returns each reward's number."""
-    return names_of([dataclasses.asdict(reward) for reward in _rewards(config)])
+def _parts(config: Config) -> dict[str, str]:
+    """The key under which our compute_score returns each reward's number, by the reward's name."""
+    names = names_of([dataclasses.asdict(reward) for reward in _rewards(config)])
+    return dict(zip(names, keys_of(names), strict=True))
 
 
 def _objective(config: Config, lost: list[str]) -> tuple[dict[str, str], dict[str, str]]:
@@ -229,7 +230,7 @@ def _gdpo(config: Config, own: dict[str, Any], lost: list[str]) -> dict[str, str
         lost.append(
             f"objective.overlong_cache = {cache}: verl's gdpo reads each reward, and the penalty is in their sum"
         )
-    return {"+algorithm.gdpo_reward_keys": hydra(_parts(config)),
+    return {"+algorithm.gdpo_reward_keys": hydra([*_parts(config).values()]),
             "+algorithm.gdpo_reward_weights": hydra([r.weight for r in _rewards(config)])}  # fmt: skip
 
 
@@ -238,7 +239,7 @@ def _compared(config: Config, objective: Objective, *, punished: bool) -> str:
     rewards; ``punished``: verl's own sum has the length penalty in it, by which equal answers would seem to differ."""
     parts = _parts(config)
     if objective.dynamic_sampling and (punished or len(parts) > 1):
-        return hydra(config.eval.correct_reward or parts[0])
+        return hydra(parts[config.eval.correct_reward or next(iter(parts))])
     return "score" if punished else "reward"
 
 

@@ -9,6 +9,7 @@ tables instead, as ``[[rewards]]`` in a recipe.
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,7 @@ BY_SOURCE = {"openai/gsm8k": "gsm8k", "DigitalLearningGmbH/MATH-lighteval": "mat
 
 # Entries of extra_info that are bookkeeping, not data of the row.
 OF_VERL = ("num_turns", "rollout_reward_scores", "split", "index", NOTE)
+OWN_KEYS = ("score", "judged")
 _sets: dict[str, RewardSet] = {}
 _lock = threading.Lock()
 
@@ -43,7 +45,7 @@ def compute_score(
     failed_score: float | None = None,
     **_: Any,
 ) -> dict[str, float]:
-    """Scores one answer: returns ``score`` (the weighted sum) and each reward's number under its name.
+    """Scores one answer: returns ``score`` (the weighted sum) and each reward's number by :func:`keys_of`.
 
     The rewards see ``ground_truth``, ``data_source`` and the entries of ``extra_info`` as columns; of rows that trew
     has written, also the columns that these were made of. Raises DataError if the gold is missing or unreadable. Where
@@ -57,7 +59,8 @@ def compute_score(
     columns |= columns_before({**extra, NOTE: (extra_info or {}).get(NOTE)}, ground_truth)
     [scored] = chosen.score([text_group(Prompt("verl", text="", columns=columns), [solution_str])])
     [score] = scored.scores
-    parts = {name: float("nan") if part is None else float(part) for name, part in score.parts.items()}
+    numbers = [float("nan") if part is None else float(part) for part in score.parts.values()]
+    parts = dict(zip(keys_of([*score.parts]), numbers, strict=True))
     if score.value is not None:
         return {"score": float(score.value), "judged": 1.0, **parts}
     if score.status in ("bad_gold", "not_applicable"):
@@ -66,6 +69,20 @@ def compute_score(
     if failed_score is None:
         raise RewardError(f"{data_source}: an answer could not be judged ({score.status}); failed_score=0 goes on")
     return {"score": float(failed_score), "judged": 0.0, **parts}
+
+
+def keys_of(names: Sequence[str]) -> list[str]:
+    """The keys under which ``compute_score`` returns the numbers of the rewards ``names``. A function that is called
+    like one of its own keys must not replace what verl trains on.
+
+    >>> keys_of(["math", "score"])
+    ['math', 'score_2']
+    """
+    keys: list[str] = []
+    for name in names:
+        free = (f"{name}_{i}" for i in itertools.count(2) if f"{name}_{i}" not in names)
+        keys.append(next(free) if name in OWN_KEYS else name)
+    return keys
 
 
 def _chosen(source: str, reward: str, args: Any, rewards: Any) -> RewardSet:
