@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import trew
+from trew.errors import ConfigError
 from trew.integrations.trl import refusals, rewards
 
 
@@ -24,3 +25,11 @@ def test_a_gate_decides_which_answers_are_correct() -> None:
     answers = [formed.format(72), formed.format(71), "#### 72"]
     found = both(prompts=["?"] * 3, completions=answers, answer=["72"] * 3)
     assert [value > 0 for value in found] == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"), [({"sets": ["a"]}, "rows are of one set"), ({"weight": float("nan")}, "accepts a finite number")]
+)
+def test_settings_of_a_recipe_that_would_have_no_effect_are_refused(given: dict, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        rewards.together([{"name": "gsm8k", **given}, {"name": "format"}])

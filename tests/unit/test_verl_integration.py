@@ -82,6 +82,12 @@ def test_rewards_of_one_name_are_told_apart_by_their_numbers() -> None:
     assert keys["+algorithm.gdpo_reward_keys"] == "['gsm8k', 'format', 'format_2']"
 
 
+def test_that_nothing_watches_two_rewards_is_listed() -> None:
+    made = exported({"preset": "grpo"}, {"name": "gsm8k", "verify_with": "format"}, FORMATS[0])
+    assert any(line.startswith("rewards[0].verify_with = 'format': ") for line in made.lost)
+    assert not any("verify_with" in value for value in made.keys.values())
+
+
 def test_a_function_called_score_is_told_apart_from_the_sum() -> None:
     own = {"name": "mine.py:score"}
     assert exported({"preset": "gdpo"}, own, *FORMATS).keys["+algorithm.gdpo_reward_keys"].startswith("['score_2', ")

@@ -83,6 +83,16 @@ def test_rewards_that_need_tokens_are_refused() -> None:
         compute_score("mine", "4", "4", reward="maths")
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [({"sets": ["a"]}, "trew train alone"), ({"verify_with": "format"}, "trew train alone"),
+     ({"weight": math.nan}, "accepts a finite number")],
+)  # fmt: skip
+def test_settings_of_a_recipe_that_would_have_no_effect_are_refused(given: dict, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        compute_score("mine", "4", "4", rewards=[{"name": "math", **given}, {"name": "format"}])
+
+
 def test_a_judge_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     from trew.rewards import RewardSet
     from trew.rewards.reward_checks import scored_texts

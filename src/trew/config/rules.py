@@ -460,10 +460,10 @@ def _eval(c: Config) -> Iterator[str]:
 
 def _rewards(c: Config) -> Iterator[str]:
     for i, reward in enumerate(c.rewards):
-        yield from _reward(reward, f"rewards[{i}]")
+        yield from of_reward(reward, f"rewards[{i}]")
 
 
-def _reward(reward: RewardConfig, where: str) -> Iterator[str]:
+def of_reward(reward: RewardConfig, where: str) -> Iterator[str]:
     if not reward.name and not reward.model:
         yield (
             f'{where}.name: is required: a built-in name or path/to/file.py:function; or model = "folder" for a reward '

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ...config import RewardConfig, build
+from ...config.rules import of_reward
 from ...errors import ConfigError, DataError
 from ...rewards import RewardSet
 from ...rewards.builtin.kinds import KINDS, argument_problems, graded_together, unknown_kind
@@ -238,10 +239,14 @@ def together(
     for i, config in enumerate(configs):
         if config.model:
             problems.append(f"rewards[{i}]: {config.model} is a reward model; name it among TRL's reward_funcs itself")
-        elif not config.name:
-            problems.append(f"rewards[{i}].name: is required: a built-in's name, or path/to/file.py:function")
         if config.verify_with:
             problems.append(f"rewards[{i}].verify_with: is for trew train, which watches it; leave it out")
+        if config.sets:
+            problems.append(f"rewards[{i}].sets: got {config.sets}, but TRL's rows are of one set; leave it out")
+        if config.name or config.model:
+            problems += of_reward(config, f"rewards[{i}]")
+        else:
+            problems.append(f"rewards[{i}].name: is required: a built-in's name, or path/to/file.py:function")
     if problems:
         raise ConfigError(problems)
     return RecipeRewards(RewardSet.from_config(configs), columns=columns or {}, name=name)

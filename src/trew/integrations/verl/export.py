@@ -169,10 +169,15 @@ def _reward(config: Config) -> dict[str, str]:
     # Only what differs from the defaults, so that the command stays readable.
     default = RewardConfig()
     tables = [{k: v for k, v in dataclasses.asdict(r).items() if k == "name" or v != getattr(default, k)}
-              for r in _rewards(config)]  # fmt: skip
+              for r in _unwatched(_rewards(config))]  # fmt: skip
     where = "reward.custom_reward_function."
     return {f"{where}path": "pkg://trew.integrations.verl.rewards", f"{where}name": "compute_score",
             f"+{where}reward_kwargs.rewards": hydra(tables)}  # fmt: skip
+
+
+def _unwatched(rewards: Sequence[RewardConfig]) -> list[RewardConfig]:
+    # Nothing in verl watches how often two rewards disagree: compute_score refuses the setting, and _lost tells it.
+    return [dataclasses.replace(reward, verify_with="") for reward in rewards]
 
 
 def _rewards(config: Config) -> Sequence[RewardConfig]:
@@ -320,6 +325,9 @@ def _lost(config: Config) -> Iterator[str]:
         known = key in carried or key.startswith(("objective.args.", "data.args."))
         if not known and value != default.get(key):
             yield f"{key} = {value!r}"
+    for i, reward in enumerate(config.rewards):
+        if reward.verify_with:
+            yield f"rewards[{i}].verify_with = {reward.verify_with!r}: verl does not watch where two rewards disagree"
     yield "the order of prompts, every random draw, and precision: verl computes in bfloat16 unless told otherwise"
 
 

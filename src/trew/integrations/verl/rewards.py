@@ -17,6 +17,7 @@ from typing import Any
 
 # Absolute imports: verl may load this file by its path, where it has no parent package.
 from trew.config import RewardConfig, build
+from trew.config.rules import of_reward
 from trew.data.verl import NOTE, columns_before
 from trew.errors import ConfigError, DataError, RewardError
 from trew.rewards import KINDS, RewardSet
@@ -100,6 +101,7 @@ def _chosen(source: str, reward: str, args: Any, rewards: Any) -> RewardSet:
         if key not in _sets:
             configs = [build(RewardConfig, table, where=f"rewards[{i}]") for i, table in enumerate(tables)]
             refuse(configs)
+            _refuse_unread(configs)
             _sets[key] = RewardSet.from_config(configs)
         return _sets[key]
 
@@ -110,6 +112,16 @@ def refuse(configs: Sequence[RewardConfig]) -> None:
                 if c.name in KINDS and {"length", "token_ids"} & {*KINDS[c.name].from_row}]  # fmt: skip
     problems += [f"{c.model}: is a reward model; verl has its own place for them: reward.reward_model" for c in configs
                  if c.model]  # fmt: skip
+    if problems:
+        raise ConfigError(problems)
+
+
+def _refuse_unread(configs: Sequence[RewardConfig]) -> None:
+    """Raises ConfigError for settings of rewards that would have no effect here, or that a recipe refuses."""
+    problems = [f"rewards[{i}].{key}: got {value!r}, which is for trew train alone; leave it out"
+                for i, c in enumerate(configs)
+                for key, value in (("verify_with", c.verify_with), ("sets", c.sets)) if value]  # fmt: skip
+    problems += [problem for i, c in enumerate(configs) for problem in of_reward(c, f"rewards[{i}]")]
     if problems:
         raise ConfigError(problems)
 
