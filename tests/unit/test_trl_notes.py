@@ -1,7 +1,10 @@
-"""What TRL's trainer is told that needs no TRL: which answers count as correct."""
+"""What our part of TRL does that needs no TRL: notes, and rewards that a recipe could have."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 
 import trew
@@ -33,3 +36,15 @@ def test_a_gate_decides_which_answers_are_correct() -> None:
 def test_settings_of_a_recipe_that_would_have_no_effect_are_refused(given: dict, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         rewards.together([{"name": "gsm8k", **given}, {"name": "format"}])
+
+
+def test_episodes_of_one_prompt_are_one_group_whose_environments_no_function_gets(tmp_path: Path) -> None:
+    code = "def some(completions):\n    return [None if c == 'b' else float(c == 'a') for c in completions]"
+    (tmp_path / "mine.py").write_text(code)
+    both = rewards.together([{"name": "gsm8k"}, {"name": f"{tmp_path}/mine.py:some"}])
+    given = {"answer": ["72"] * 3, "image": [np.arange(2), np.arange(2), np.arange(2)]}
+    given["environments"] = [object() for _ in range(3)]
+    # The mean of the others stands in for the number that is missing: only within a group is there any.
+    assert both(prompts=["?"] * 3, completions=["a", "b", "c"], **given) == [1.0, 0.5, 0.0]
+    given["image"][2] = np.arange(3)
+    assert both(prompts=["?"] * 3, completions=["a", "b", "c"], **given) == [1.0, 1.0, 0.0]

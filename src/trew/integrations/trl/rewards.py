@@ -45,8 +45,11 @@ def rows_of(
 ) -> list[dict[str, Any]]:
     """Builds the data rows of ``count`` completions from TRL's keyword arguments; ``mapped`` renames columns, ours to
     the data set's."""
-    # TRL passes trainer state among the columns; only lists with one entry per completion are data.
-    of_data = {name: v for name, v in columns.items() if isinstance(v, list) and len(v) == count}
+    # TRL passes trainer state among the columns; only lists with one entry per completion are data. One of these is no
+    # data either: the objects that play the episodes, one for each completion.
+    of_data = {
+        name: v for name, v in columns.items() if isinstance(v, list) and len(v) == count and name != "environments"
+    }
     if missing := [name for name in mapped.values() if name not in of_data]:
         raise DataError(f"reward {who!r}: the data have no column {missing[0]!r}; they have {[*of_data]}")
     of_data |= {ours: of_data[theirs] for ours, theirs in mapped.items()}
@@ -197,7 +200,7 @@ class RecipeRewards:
         numbers: list[list[int]] = []
         # Compared with the row as well: two tasks may share a prompt's text but have different golds.
         for i, row in enumerate(rows):
-            if i and prompts[i] == prompts[i - 1] and row == rows[i - 1]:
+            if i and prompts[i] == prompts[i - 1] and _alike(row, rows[i - 1]):
                 numbers[-1].append(i)
             else:
                 numbers.append([i])
@@ -213,6 +216,18 @@ class RecipeRewards:
             )
             for of_group in numbers
         ]
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two columns, or tables or lists of them, are equal. Arrays, whose ``==`` goes by entry, are compared as a
+    whole."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_alike(one[name], other[name]) for name in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    if hasattr(one, "tolist") and hasattr(other, "tolist"):
+        return one.shape == other.shape and one.tolist() == other.tolist()
+    return bool(one == other)
 
 
 def _prompt(uid: str, given: Any, columns: Mapping[str, Any]) -> Prompt:
