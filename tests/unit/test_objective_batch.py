@@ -87,6 +87,18 @@ def test_several_rewards_are_summed_by_weight():
     assert make(rewards=rewards[:, 0]).total_rewards.isnan().tolist() == [False, True, True, False]
 
 
+def test_what_only_a_logged_reward_has_judged_is_not_judged() -> None:
+    nan = math.nan
+    rewards = torch.tensor([[1.0, 1.0], [1.0, 0.0], [0.5, nan], [nan, nan]])
+    batch = make(rewards=rewards, reward_weights=torch.tensor([0.0, 1.0]), group_ids=torch.zeros(4, dtype=torch.int64))
+    assert batch.total_rewards[:2].tolist() == [1.0, 0.0]
+    assert batch.total_rewards[2:].isnan().all()  # no 0, by which it would count as wrong
+    advantages = trew.preset("grpo", beta=0.0, ddof=0).loss(batch).advantages
+    assert [row[row != 0].tolist() for row in advantages] == [[1, 1], [-1, -1], [], []]
+    unweighted = make(rewards=rewards, reward_weights=torch.zeros(2)).total_rewards
+    assert unweighted[:3].tolist() == [0.0, 0.0, 0.0]
+
+
 def test_denominators_leave_out_what_has_no_tokens():
     assert Denominators.of(make()) == Denominators(3, 5, max_length=3, groups=2, correct_tokens=2)
     batch = make()

@@ -151,14 +151,17 @@ class TokenBatch:
 
     @property
     def total_rewards(self) -> Float[Tensor, "S"]:
-        """The weighted sum of the rewards that apply, in float64; NaN where none does."""
+        """The weighted sum of the rewards that apply, in float64; NaN where none of those with a weight does."""
         assert self.rewards is not None
         rewards = self.rewards.to(torch.float64)
         if rewards.dim() == 1:
             return rewards
-        weighted = rewards if self.reward_weights is None else rewards * self.reward_weights.to(rewards)
+        weights = torch.ones_like(rewards[:1]) if self.reward_weights is None else self.reward_weights.to(rewards)
+        # A reward of weight 0 is only logged: where it alone has a number, nothing has judged. But for a batch whose
+        # rewards all have weight 0, which learns from something else.
+        counts = (weights != 0) | (weights == 0).all()
         # nansum of no numbers is 0, which would be a reward.
-        return torch.where(rewards.isnan().all(dim=1), torch.nan, weighted.nansum(dim=1))
+        return torch.where((rewards.isnan() | ~counts).all(dim=1), torch.nan, (rewards * weights).nansum(dim=1))
 
     @property
     def is_correct(self) -> Bool[Tensor, "S"]:
