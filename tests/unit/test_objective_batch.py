@@ -99,6 +99,16 @@ def test_what_only_a_logged_reward_has_judged_is_not_judged() -> None:
     assert unweighted[:3].tolist() == [0.0, 0.0, 0.0]
 
 
+@pytest.mark.parametrize(
+    ("sequences", "says"),
+    [([-1], "got -1"), ([0, 4], "got 4, accepts"), ([1, 0, 1], "got 1 more than once"), ([[0], [1]], "of shape"),
+     ([True, False, True, True], "of a mask"), ([0.0, 1.0], "float32")],
+)  # fmt: skip
+def test_sequences_that_cannot_be_selected_are_refused(sequences: list, says: str) -> None:
+    with pytest.raises(DataError, match=f"^sequences: .*{says}"):
+        inspect.unwrap(TokenBatch.select)(make(), torch.tensor(sequences))
+
+
 def test_denominators_leave_out_what_has_no_tokens():
     assert Denominators.of(make()) == Denominators(3, 5, max_length=3, groups=2, correct_tokens=2)
     batch = make()

@@ -187,8 +187,10 @@ class TokenBatch:
     def select(self, sequences: Int[Tensor, "M"]) -> TokenBatch:
         """The batch of these whole sequences, renumbered in the given order; denominators stay the step's.
 
-        Consecutive sequences become views of this batch, others copies: packs of a step are mostly consecutive.
+        Consecutive sequences become views of this batch, others copies: packs of a step are mostly consecutive. Raises
+        DataError for numbers that are not 0 to S - 1, and for one that is given twice.
         """
+        self._refuse_unknown(sequences)
         # Step rewards and turns refer to sequences by number, so they need the map from old to new numbers in both
         # cases below.
         position = torch.full((self.size,), -1, dtype=torch.int64, device=self.mask.device)
@@ -208,6 +210,21 @@ class TokenBatch:
         chosen = (new_ids >= 0).nonzero().squeeze(1)
         order = chosen[torch.argsort(new_ids[chosen], stable=True)]
         return self._cut(order, sequences, new_ids[order]).replace(**parts)
+
+    def _refuse_unknown(self, sequences: Tensor) -> None:
+        """Raises DataError for what :meth:`select` would take for other sequences, or leave without tokens."""
+        accepts = f"accepts whole numbers (M,) from 0 to {self.size - 1}, each once"
+        if sequences.dim() != 1 or sequences.dtype == torch.bool or sequences.is_floating_point():
+            hint = "; of a mask: mask.nonzero().squeeze(1)" if sequences.dtype == torch.bool else ""
+            raise DataError(f"sequences: got {sequences.dtype} of shape {tuple(sequences.shape)}, {accepts}{hint}")
+        if not len(sequences):
+            return
+        low, high = (int(n) for n in sequences.aminmax())
+        if low < 0 or high >= self.size:
+            raise DataError(f"sequences: got {low if low < 0 else high}, {accepts}")
+        times = torch.bincount(sequences)
+        if int(times.max()) > 1:
+            raise DataError(f"sequences: got {int(times.argmax())} more than once, {accepts}")
 
     def select_tokens(self, tokens: slice | Int[Tensor, "M"]) -> TokenBatch:
         """The batch of these tokens, at least one, in order; views, if consecutive. Denominators stay the step's.
