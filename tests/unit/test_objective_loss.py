@@ -110,3 +110,17 @@ def test_bad_batches_are_refused():
     infinite[0] = math.inf
     with pytest.raises(DataError, match="got inf"):
         trew.preset("grpo").loss(TokenBatch.from_padded(**(data | {"rewards": infinite})))
+
+
+def test_log_probs_of_a_part_are_widened_and_have_the_shape_of_its_tokens():
+    data = make()
+    objective = trew.preset("grpo", beta=0.0)
+    step = objective.prepare(TokenBatch.from_padded(**data | {"old_logprobs": None}))
+    logprobs = data["logprobs"].detach()[data["mask"]].bfloat16().requires_grad_()
+    out = objective.loss(step.replace(logprobs=logprobs))
+    expected = -objective.loss(step).coefficients[data["mask"]]
+    assert out.loss.dtype == out.coefficients.dtype == torch.float32
+    assert torch.allclose(out.coefficients[data["mask"]].double(), -expected, rtol=1e-6)
+    # As gather() leaves them; with old log-probs beside them they would be broadcast to (N, N).
+    with pytest.raises(DataError, match=r"^logprobs: got shape \(\d+, 1\), accepts \(\d+,\)"):
+        objective.loss(step.replace(logprobs=logprobs[:, None], old_logprobs=logprobs.detach()))

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ..errors import DataError
 from ..types import Metrics
+from . import padded
 from .adjust import Adjust
 from .advantage import Advantage, ExternalAdvantages
 from .aggregate import Aggregate
@@ -265,8 +266,10 @@ class Objective:
     def loss(self, batch: TokenBatch) -> LossOutput:
         """Loss, coefficients and metrics of a whole step, or of some sequences of a prepared step.
 
-        Raises DataError if the objective must see the whole step at once and is given a part of it.
+        Raises DataError if the objective must see the whole step at once and is given a part of it, and if
+        ``logprobs`` are not one for each token of the batch.
         """
+        batch = batch.replace(logprobs=padded.of_stream("logprobs", batch.logprobs, like=batch.mask))
         # Without token weights nobody has prepared the batch: it is a whole step.
         whole = batch.token_weights is None
         batch = self.prepare(batch) if whole else batch

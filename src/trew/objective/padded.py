@@ -60,6 +60,18 @@ def wide(value: Tensor) -> Tensor:
     return value.to(torch.float32) if value.dtype in HALF or not value.is_floating_point() else value
 
 
+def of_stream(name: str, value: Tensor, *, like: Tensor) -> Tensor:
+    """``value`` (N,) in float32 at least, with its gradient. ``TokenBatch.replace``, by which a part of a prepared step
+    gets the policy's log-probs, checks and widens nothing."""
+    if value.shape != like.shape:
+        # (N, 1), as gather() leaves them, would be broadcast against the others to (N, N).
+        raise DataError(
+            f"{name}: got shape {tuple(value.shape)}, accepts {tuple(like.shape)}: one for each token of the batch, "
+            "without those outside the mask that it was made with; of a tensor (B, T) these are its entries [mask]"
+        )
+    return wide(value)
+
+
 def flags(name: str, value: Any, shape: Sizes, *, like: Tensor) -> Bool[Tensor, "..."]:
     """A mask as bool. Refuses all but 0 and 1: an additive mask (0 and -inf) or a weighted one would be misread."""
     value = expect(name, value, shape, like=like)
