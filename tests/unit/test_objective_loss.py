@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import math
 
 import pytest
@@ -124,3 +126,12 @@ def test_log_probs_of_a_part_are_widened_and_have_the_shape_of_its_tokens():
     # As gather() leaves them; with old log-probs beside them they would be broadcast to (N, N).
     with pytest.raises(DataError, match=r"^logprobs: got shape \(\d+, 1\), accepts \(\d+,\)"):
         objective.loss(step.replace(logprobs=logprobs[:, None], old_logprobs=logprobs.detach()))
+
+
+@pytest.mark.parametrize("axis", ["keep", "shape", "adjust", "prune", "select", "correction", "divergence"])
+@pytest.mark.parametrize("chosen", [None, [], trew.objective.adjust.WhitenTokens()])
+def test_a_component_outside_a_tuple_is_refused_at_once(axis, chosen):
+    fields = {f.name: getattr(trew.preset("grpo"), f.name) for f in dataclasses.fields(trew.Objective)}
+    init = inspect.unwrap(trew.Objective.__init__)  # without the tests' own type checker, as a user's program
+    with pytest.raises(ValueError, match=f"^{axis}: got .* accepts a tuple of components"):
+        init(trew.Objective.__new__(trew.Objective), **fields | {axis: chosen})

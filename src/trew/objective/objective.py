@@ -99,7 +99,7 @@ class Objective:
     """One algorithm of the family: a frozen value made of components. ``replace`` exchanges some of them.
 
     Its repr is its name and its equation with all numbers; a notebook shows the same as LaTeX. Raises ValueError for
-    components that contradict each other.
+    components that contradict each other, and for one that should be in a tuple.
     """
 
     name: str
@@ -118,6 +118,9 @@ class Objective:
     nll: CorrectLikelihood = field(default_factory=CorrectLikelihood)
 
     def __post_init__(self) -> None:
+        for axis in ("keep", "shape", "adjust", "prune", "select", "correction", "divergence"):
+            if not isinstance(chosen := getattr(self, axis), tuple):
+                raise ValueError(f"{axis}: got {chosen!r}, accepts a tuple of components, () for none")
         if self.ratio.anchor == "rollout" and any(c.mismatch for c in self.correction):
             raise ValueError(
                 f"correction: {self.name}'s ratio is measured against the sampler already, and a correction for the "
