@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 import trew
 from trew.cli.main import run
@@ -13,6 +14,7 @@ from trew.errors import ConfigError
 from trew.integrations import verl
 from trew.integrations.verl import from_variable, offer
 from trew.integrations.verl.export import Export, export
+from trew.integrations.verl.hooks import PolicyLoss
 from trew.integrations.verl.offered import table
 
 ROOT = Path(__file__).parents[2]
@@ -143,3 +145,11 @@ def test_export_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_the_doctor_without_verl(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["doctor", "verl"]) == 0
     assert "is not installed" in capsys.readouterr().out
+
+
+def test_16_bit_log_probs_do_not_round_the_advantages() -> None:
+    loss = PolicyLoss("grpo", trew.preset("grpo", beta=0.0))
+    logprobs, advantages = torch.full((2, 2), -0.5, dtype=torch.bfloat16), torch.tensor([[1 / 3] * 2, [0.7] * 2])
+    mask = torch.ones(2, 2)
+    wide = loss(logprobs.float(), logprobs.float(), advantages, mask, "seq-mean-token-mean")[0]
+    assert loss(logprobs, logprobs, advantages, mask, "seq-mean-token-mean")[0] == wide

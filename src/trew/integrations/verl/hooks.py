@@ -109,7 +109,7 @@ class PolicyLoss:
         mask = response_mask.to(torch.bool)
         info = dict(getattr(config, "global_batch_info", None) or {})
         batch = TokenBatch.from_padded(
-            logprobs=log_prob, mask=mask, advantages=advantages.to(log_prob.dtype), old_logprobs=old_log_prob,
+            logprobs=log_prob, mask=mask, advantages=advantages, old_logprobs=old_log_prob,
             rollout_logprobs=old_log_prob if bypasses(self.objective) else None,
             # verl passes no prompt ids. One group per row is safe: rules that compare a group are not offered.
             group_ids=torch.arange(len(mask), device=mask.device),
