@@ -84,6 +84,16 @@ def test_rewards_of_one_name_are_told_apart_by_their_numbers() -> None:
     assert keys["+algorithm.gdpo_reward_keys"] == "['gsm8k', 'format', 'format_2']"
 
 
+def test_settings_that_are_switched_off_are_not_lost() -> None:
+    off = {"overlong_filtering": False, "nll": 0.0, "entropy_bonus": 0.0, "correction": "none", "overlong_cache": 0}
+    made = exported({"preset": "grpo", **off}, {"name": "gsm8k"})
+    assert not any(key in line for line in made.lost for key in off)
+    assert made.keys["algorithm.adv_estimator"] == "trew-grpo"
+    # Switching off what the preset has makes it another objective, which verl can run.
+    made = exported({"preset": "deepseek-v3.2", "kl": "k3", "correction": "none"}, {"name": "gsm8k"})
+    assert '"correction": "none"' in made.environment["TREW_VERL"]
+
+
 def test_that_nothing_watches_two_rewards_is_listed() -> None:
     made = exported({"preset": "grpo"}, {"name": "gsm8k", "verify_with": "format"}, FORMATS[0])
     assert any(line.startswith("rewards[0].verify_with = 'format': ") for line in made.lost)

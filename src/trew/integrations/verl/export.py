@@ -17,6 +17,7 @@ from ...objective import Objective, preset
 from ...objective.advantage import PassAtK
 from ...objective.correction import Correction, MaskedImportance, TruncatedImportance
 from ...objective.imitation import CorrectOnly
+from ...objective.options import Options
 from ...rewards.names import names_of
 from .offered import exact, offer
 from .rewards import keys_of, refuse
@@ -202,7 +203,9 @@ def _objective(config: Config, lost: list[str]) -> tuple[dict[str, str], dict[st
     """Returns the keys that select the objective in verl, and the environment with TREW_VERL where it is needed."""
     name, args = config.objective.preset, dict(config.objective.args)
     # First the settings that verl implements elsewhere: with a correction, say, no objective could be offered at all.
-    elsewhere = {key: args.pop(key) for key in [k for k in args if k in OWN]}
+    # One that is switched off has nothing to implement, and may switch off what the preset has.
+    off = Options()
+    elsewhere = {key: args.pop(key) for key in [k for k, v in args.items() if k in OWN and v != getattr(off, k)]}
     objective = preset(name, **args)
     found = offer(objective)
     estimator = _estimator(found.advantage)
