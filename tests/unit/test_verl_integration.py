@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -150,6 +151,20 @@ def test_export_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "actor_rollout_ref.rollout.n=16" in out.read_text()
     with pytest.raises(ConfigError, match="already exists"):
         run(["export", "verl", recipe, "--out", str(out)])
+
+
+def test_the_script_says_that_it_takes_rows_which_are_there_already(tmp_path: Path) -> None:
+    script = exported({"preset": "grpo"}, {"name": "gsm8k"}).script().partition("python3 -m verl")[0]
+    (tmp_path / "train.parquet").touch()
+    (tmp_path / "trew").write_text('#!/bin/sh\necho converted "$4"\n')
+    (tmp_path / "trew").chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run(["sh", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert (
+        done.stderr == "train.parquet: exists, and is taken as it is; remove it to convert the prompts of "
+        "recipe.toml again\n"
+    )
+    assert done.stdout == "converted test.parquet\n"
 
 
 def test_the_doctor_without_verl(capsys: pytest.CaptureFixture[str]) -> None:

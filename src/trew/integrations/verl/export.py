@@ -317,7 +317,11 @@ def _before(recipe: str, changes: Sequence[str], files: tuple[str, str]) -> Iter
     changed = " --set " + " ".join(map(shlex.quote, changes)) if changes else ""
     for split, path in zip(("train", "test"), map(shlex.quote, files), strict=True):
         made = f"trew data convert {shlex.quote(recipe)} {path} --to verl --split {split}{changed}"
-        yield f"[ -e {path} ] || {made}"
+        # Told, since it may be of another recipe, or of this one before it was changed.
+        there = shlex.quote(
+            f"{path}: exists, and is taken as it is; remove it to convert the prompts of {recipe} again"
+        )
+        yield f"if [ -e {path} ]; then echo {there} >&2; else {made}; fi"
 
 
 def _lost(config: Config) -> Iterator[str]:
