@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import trew
 from trew.errors import ConfigError
-from trew.integrations.trl import refusals, rewards
+from trew.integrations.trl import refusals, rewards, step
 
 
 @pytest.mark.parametrize("name", ["pass-at-k", "online-rft", "topr", "gtpo", "grpo-s"])
@@ -48,3 +49,18 @@ def test_episodes_of_one_prompt_are_one_group_whose_environments_no_function_get
     assert both(prompts=["?"] * 3, completions=["a", "b", "c"], **given) == [1.0, 0.5, 0.0]
     given["image"][2] = np.arange(3)
     assert both(prompts=["?"] * 3, completions=["a", "b", "c"], **given) == [1.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize("old", [None, torch.full((2, 2), -0.5)])
+def test_a_sampler_without_a_value_for_a_token_stops_no_plan(old: torch.Tensor | None) -> None:
+    given = {
+        "mask": torch.ones(2, 2),
+        "group_ids": torch.zeros(2, dtype=torch.int64),
+        "rewards": torch.tensor([1.0, 0]),
+    }
+    sampler = torch.tensor([[-0.5, float("nan")], [-0.5, -0.5]])
+    batch = step.plan(
+        trew.preset("aipo"), logprobs=torch.zeros(2, 2), old_logprobs=old, rollout_logprobs=sampler, **given
+    )
+    assert batch.advantages is not None
+    assert batch.advantages.sign().tolist() == [1, 1, -1, -1]

@@ -35,6 +35,11 @@ def loss_mask(inputs: Mapping[str, Tensor]) -> Tensor:
 
 def plan(objective: Objective, *, logprobs: Tensor, **fields: Any) -> TokenBatch:
     """Prepares the whole generation batch: advantages, mask and token weights."""
+    if (sampler := fields.get("rollout_logprobs")) is not None:
+        # vLLM returns NaN if it has no value; the policy's own log-prob there means a ratio of 1. Without old log-probs
+        # nothing here reads the sampler's: any number will do.
+        old = fields.get("old_logprobs")
+        fields["rollout_logprobs"] = torch.where(sampler.isnan(), logprobs if old is None else old, sampler)
     batch = TokenBatch.from_padded(logprobs=logprobs, **fields)
     # Without the bonus ``prepare`` needs no entropies here; the bonus acts in the loss alone, on the current ones.
     return objective.replace(entropy_bonus=EntropyBonus()).prepare(batch)

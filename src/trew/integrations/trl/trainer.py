@@ -107,10 +107,6 @@ class GRPOTrainer(trl.GRPOTrainer):
             now, entropies = self._look(output)
             fields["entropies"] = entropies
             fields["old_logprobs"] = now if fields["old_logprobs"] is None else fields["old_logprobs"]
-        if fields["rollout_logprobs"] is not None and fields["old_logprobs"] is not None:
-            # vLLM returns NaN if it has no value; the policy's own log-prob there means a ratio of 1.
-            sampler = fields["rollout_logprobs"]
-            fields["rollout_logprobs"] = torch.where(sampler.isnan(), fields["old_logprobs"], sampler)
         fields = {name: self._of_all(value) for name, value in fields.items() if value is not None}
         ends = [*self.eos_token_ids, self._tokenizer.pad_token_id]
         # Gathered from here on: every process computes the same plan, since groups and denominators span processes.
