@@ -62,9 +62,17 @@ def test_rows_that_trew_has_written_have_the_columns_of_the_data(tmp_path: Path)
     assert compute_score("mine", "7", row["reward_model"]["ground_truth"], **given)["score"] == 0.0
 
 
+def test_a_function_that_gives_no_number_is_named_as_it_can_be_tested(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def nothing(completions):\n    return [None]\n")
+    with pytest.raises(DataError, match=rf"trew rewards test {tmp_path}/mine\.py:nothing --data"):
+        compute_score("mine", "4", "4", reward=f"{tmp_path}/mine.py:nothing")
+
+
 def test_what_cannot_be_judged_is_an_error_or_a_number_of_your_choice() -> None:
     with pytest.raises(DataError, match="bad_gold"):
         compute_score("mine", "4", "no number", reward="gsm8k")
+    with pytest.raises(DataError, match="trew rewards test gsm8k --data FILE"):  # not its first reward
+        compute_score("mine", "4", "no number", rewards=[{"name": "format"}, {"name": "gsm8k"}])
     loop = "```python\nwhile True: pass\n```"
     given = {
         "reward": "code_stdin",

@@ -22,7 +22,7 @@ from trew.data.verl import NOTE, columns_before
 from trew.errors import ConfigError, DataError, RewardError
 from trew.rewards import KINDS, RewardSet
 from trew.rewards.reward_checks import text_group
-from trew.types import Prompt
+from trew.types import Prompt, Score
 
 BY_SOURCE = {"openai/gsm8k": "gsm8k", "DigitalLearningGmbH/MATH-lighteval": "math"}
 """Default rewards for verl's own data sources."""
@@ -66,10 +66,16 @@ def compute_score(
         return {"score": float(score.value), "judged": 1.0, **parts}
     if score.status in ("bad_gold", "not_applicable"):
         raise DataError(f"{data_source}: the gold {ground_truth!r:.80} cannot be used ({score.status}); trew rewards "
-                        f"test {chosen.names[0]} --data FILE finds all such rows")  # fmt: skip
+                        f"test {_blamed(chosen, score)} --data FILE finds all such rows")  # fmt: skip
     if failed_score is None:
         raise RewardError(f"{data_source}: an answer could not be judged ({score.status}); failed_score=0 goes on")
     return {"score": float(failed_score), "judged": 0.0, **parts}
+
+
+def _blamed(rewards: RewardSet, score: Score) -> str:
+    """The reward by which a score has its status, as trew rewards test takes it."""
+    reward = next((r for r in rewards.rewards if score.statuses.get(r.name) == score.status), rewards.rewards[0])
+    return reward.kind if reward.function is None else f"{reward.function.file}:{reward.function.name}"
 
 
 def keys_of(names: Sequence[str]) -> list[str]:
