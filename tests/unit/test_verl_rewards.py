@@ -62,6 +62,13 @@ def test_rows_that_trew_has_written_have_the_columns_of_the_data(tmp_path: Path)
     assert compute_score("mine", "7", row["reward_model"]["ground_truth"], **given)["score"] == 0.0
 
 
+def test_why_a_function_failed_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "mine.py").write_text("def broken(completions):\n    raise ValueError('no such thing')\n")
+    rewards = [{"name": f"{tmp_path}/mine.py:broken", "on_failure": "skip"}]
+    assert compute_score("mine", "4", "4", rewards=rewards, failed_score=0.0)["judged"] == 0.0
+    assert "no such thing" in caplog.text
+
+
 def test_a_function_that_gives_no_number_is_named_as_it_can_be_tested(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def nothing(completions):\n    return [None]\n")
     with pytest.raises(DataError, match=rf"trew rewards test {tmp_path}/mine\.py:nothing --data"):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -30,6 +31,7 @@ BY_SOURCE = {"openai/gsm8k": "gsm8k", "DigitalLearningGmbH/MATH-lighteval": "mat
 # Entries of extra_info that are bookkeeping, not data of the row.
 OF_VERL = ("num_turns", "rollout_reward_scores", "split", "index", NOTE)
 OWN_KEYS = ("score", "judged")
+_log = logging.getLogger(__name__)
 _sets: dict[str, RewardSet] = {}
 _lock = threading.Lock()
 
@@ -60,6 +62,9 @@ def compute_score(
     columns |= columns_before({**extra, NOTE: (extra_info or {}).get(NOTE)}, ground_truth)
     [scored] = chosen.score([text_group(Prompt("verl", text="", columns=columns), [solution_str])])
     [score] = scored.scores
+    # Why a function of yours failed, at its first, second, fourth, ... failure: the status alone does not say it.
+    for text in chosen.take_warnings():
+        _log.warning("%s", text)
     numbers = [float("nan") if part is None else float(part) for part in score.parts.values()]
     parts = dict(zip(keys_of([*score.parts]), numbers, strict=True))
     if score.value is not None:
