@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 
 import pytest
 import torch
@@ -194,3 +195,10 @@ def test_options_act_on_the_gradient():
         now = coefficients(**settings)
         assert all((now - other).abs().max() > 1e-6 for other in seen), settings
         seen.append(now)
+
+
+def test_a_setting_called_name_is_refused_like_any_other_that_there_is_not():
+    with pytest.raises(ConfigError, match=r"^objective\.name: grpo has no such setting"):
+        trew.preset("grpo", **{"name": "dapo"})
+    with pytest.raises(ConfigError, match=r"^objective\.preset: got \['grpo'\]"):
+        inspect.unwrap(trew.preset)(["grpo"])

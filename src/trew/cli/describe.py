@@ -119,7 +119,7 @@ class Description:
         return [(axis, component.equation()) for axis, component in self.objective.components()]
 
 
-def describe(name: str, **overrides: Any) -> Description:
+def describe(name: str, /, **overrides: Any) -> Description:
     """Describes ``preset(name, **overrides)``; raises the ConfigError of ``preset``."""
     objective = preset(name, **overrides)
     build = PRESETS[name]

@@ -68,8 +68,7 @@ def from_variable(text: str) -> dict[str, Objective]:
         raise ConfigError(f"{VARIABLE}: is not JSON ({error}); for example " + _EXAMPLE) from None
     if not isinstance(table, dict) or not all(isinstance(v, dict) and "preset" in v for v in table.values()):
         raise ConfigError(f"{VARIABLE}: got {text!r}, accepts names with a preset and its settings: {_EXAMPLE}")
-    return {name: preset(**{"name": v["preset"]}, **{k: x for k, x in v.items() if k != "preset"})
-            for name, v in table.items()}  # fmt: skip
+    return {name: preset(v["preset"], **{k: x for k, x in v.items() if k != "preset"}) for name, v in table.items()}
 
 
 _EXAMPLE = '{"dapo-wide": {"preset": "dapo", "eps_high": 0.4}}'

@@ -106,7 +106,7 @@ def kinds(name: str) -> dict[str, type]:
     return {p.name: _KINDS[p.annotation] for p in inspect.signature(PRESETS[name]).parameters.values()}
 
 
-def preset(name: str, **overrides: Any) -> Objective:
+def preset(name: str, /, **overrides: Any) -> Objective:
     """The algorithm ``name`` with some of its settings changed, or some of the options that all algorithms have.
 
     Raises ConfigError that lists everything wrong with the overrides.
@@ -114,7 +114,7 @@ def preset(name: str, **overrides: Any) -> Objective:
     >>> preset("dapo", eps_high=0.3, correction="tis").weight
     Clip(eps_low=0.2, eps_high=0.3)
     """
-    if name not in PRESETS:
+    if not isinstance(name, str) or name not in PRESETS:
         meant = nearest(str(name).lower().replace("_", "-"), PRESETS)
         raise ConfigError(f"objective.preset: got {name!r}{meant}, accepts {', '.join(PRESETS)}")
     own = settings(name)
