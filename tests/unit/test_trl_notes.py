@@ -64,3 +64,18 @@ def test_a_sampler_without_a_value_for_a_token_stops_no_plan(old: torch.Tensor |
     )
     assert batch.advantages is not None
     assert batch.advantages.sign().tolist() == [1, 1, -1, -1]
+
+
+def test_a_column_that_no_grader_reads_is_refused() -> None:
+    # With an answer among the columns, that would have been its gold.
+    with pytest.raises(
+        ConfigError, match=r"columns: got 'golds' \(did you mean 'gold'\?\), accepts gold, ground_truth, "
+    ):
+        rewards.of("gsm8k", columns={"golds": "final"})
+    with pytest.raises(ConfigError, match="reads no column"):
+        rewards.of("format", columns={"gold": "final"})
+    mapped = rewards.of("gsm8k", columns={"gold": "final"})
+    assert mapped(prompts=["?"], completions=["#### 72"], final=["72"], answer=["3"]) == [1.0]
+    assert rewards.of("math", columns={"solution": "final"}).columns == {"solution": "final"}
+    programs = rewards.of("code_func", columns={"asserts": "checks", "entry_point": "name", "setup": "before"})
+    assert programs.columns["setup"] == "before"

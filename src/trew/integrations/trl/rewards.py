@@ -13,7 +13,7 @@ from typing import Any
 
 from ...config import RewardConfig, build
 from ...config.rules import of_reward
-from ...errors import ConfigError, DataError
+from ...errors import ConfigError, DataError, nearest
 from ...rewards import RewardSet
 from ...rewards.builtin.kinds import KINDS, argument_problems, graded_together, unknown_kind
 from ...rewards.reward_checks import text_group
@@ -123,9 +123,29 @@ def of(
         )
     if correct is not None and not asks:
         problems.append("correct: does not ask which answers are right; leave it out")
+    problems += _unread_columns(kind, columns or {})
     if problems:
         raise ConfigError([f"reward {kind!r}: {problem}" for problem in problems])
     return BuiltIn(kind, args, columns=columns or {}, correct=correct)
+
+
+class _Asked(dict[str, Any]):
+    """A row without columns that keeps the names it is asked for."""
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self[name] = None
+        return default
+
+
+def _unread_columns(kind: str, columns: Mapping[str, str]) -> list[str]:
+    """Lists the names of ours among ``columns`` that the grader does not read: another column would be its gold."""
+    row = _Asked()
+    KINDS[kind].gold(row)
+    # Those that grade programs and puzzles read more once they have found the first.
+    if kind in ("code_stdin", "code_func", "reasoning_gym"):
+        return []
+    accepts = ", ".join(row) or "none, since it reads no column"
+    return [f"columns: got {name!r}{nearest(name, row)}, accepts {accepts}" for name in columns if name not in row]
 
 
 Steps = Sequence[tuple[int, float]]
