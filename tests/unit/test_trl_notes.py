@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -79,3 +82,16 @@ def test_a_column_that_no_grader_reads_is_refused() -> None:
     assert rewards.of("math", columns={"solution": "final"}).columns == {"solution": "final"}
     programs = rewards.of("code_func", columns={"asserts": "checks", "entry_point": "name", "setup": "before"})
     assert programs.columns["setup"] == "before"
+
+
+def test_a_new_setting_whose_default_is_a_list_is_at_its_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclasses.dataclass
+    class GRPOConfig:
+        stops: list[str] = dataclasses.field(default_factory=list)
+
+    monkeypatch.setitem(sys.modules, "trl", types.SimpleNamespace(GRPOConfig=GRPOConfig))
+    nothing = dataclasses.make_dataclass("TrainingArguments", [])
+    monkeypatch.setitem(sys.modules, "transformers", types.SimpleNamespace(TrainingArguments=nothing))
+    assert list(refusals._unknown(GRPOConfig())) == []
+    (text,) = refusals._unknown(GRPOConfig(stops=["a"]))
+    assert text.startswith("stops: got ['a'], which is newer")

@@ -129,7 +129,7 @@ def _decided_twice(objective: Objective, args: Any) -> Iterator[str]:
     # A setting at its default looks the same as one that was never given, so only other values are refused.
     for field in dataclasses.fields(args):
         value = getattr(args, field.name)
-        if field.name in DECIDED and value != field.default:
+        if field.name in DECIDED and value != _default(field):
             yield (
                 f"{field.name}: got {value!r}, but the objective decides it: leave it out, and say it to trew.preset "
                 f"as {DECIDED[field.name]}"
@@ -142,12 +142,17 @@ def _decided_twice(objective: Objective, args: Any) -> Iterator[str]:
         )
 
 
+def _default(field: dataclasses.Field[Any]) -> Any:
+    # A list or a table as default is made by a factory; compared with none, it would never be at its default.
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
 def _unknown(args: Any) -> Iterator[str]:
     """Yields settings unknown to this version of trew: dropping one that shapes the loss would be silent."""
     # What GRPOConfig inherits from TrainingArguments configures the loop, not the loss.
     general = {field.name for field in dataclasses.fields(importlib.import_module("transformers").TrainingArguments)}
     for field in dataclasses.fields(importlib.import_module("trl").GRPOConfig):
-        if field.name not in {*DECIDED, *TRLS, *general} and getattr(args, field.name) != field.default:
+        if field.name not in {*DECIDED, *TRLS, *general} and getattr(args, field.name) != _default(field):
             yield (
                 f"{field.name}: got {getattr(args, field.name)!r}, which is newer than what trew knows of TRL, so that "
                 "it cannot say whether the objective is to decide it: leave it out, or update trew"
