@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from trew.config import parse
 from trew.errors import ConfigError
 from trew.integrations import verl
 from trew.integrations.verl import from_variable, offer
-from trew.integrations.verl.export import Export, export
+from trew.integrations.verl.export import Export, export, hydra
 from trew.integrations.verl.hooks import PolicyLoss
 from trew.integrations.verl.offered import table
 
@@ -178,3 +179,12 @@ def test_16_bit_log_probs_do_not_round_the_advantages() -> None:
     mask = torch.ones(2, 2)
     wide = loss(logprobs.float(), logprobs.float(), advantages, mask, "seq-mean-token-mean")[0]
     assert loss(logprobs, logprobs, advantages, mask, "seq-mean-token-mean")[0] == wide
+
+
+@pytest.mark.parametrize("text", [r"\d+\.", "it's", r"a\'b", r"a\\'", "ends\\", "ends\\\\", "'", "", "two\n"])
+def test_hydra_reads_the_text_that_was_written(text: str) -> None:
+    written = hydra(text)
+    # As its own reader has it: of backslashes before a quote every second one stays, and no other escapes anything; the
+    # closing quote goes with those before it, or alone.
+    read = re.sub(r"\\+'", lambda found: found[0][1::2], written[1:])
+    assert (read if written.endswith("\\'") else read[:-1]) == text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -356,5 +357,6 @@ def hydra(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(map(hydra, value)) + "]"
     if isinstance(value, str):
-        return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+        # Hydra takes a backslash as an escape before a quote alone, the closing one too: there each counts twice.
+        return "'" + re.sub(r"(\\+)(?='|\Z)", r"\1\1", value).replace("'", "\\'") + "'"
     return json.dumps(value)
