@@ -62,6 +62,12 @@ def test_rows_that_trew_has_written_have_the_columns_of_the_data(tmp_path: Path)
     assert compute_score("mine", "7", row["reward_model"]["ground_truth"], **given)["score"] == 0.0
 
 
+def test_a_function_called_reward_adds_nothing_to_verl_s_own_list_of_that_name(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def reward(completions):\n    return [2.0]\n")
+    found = compute_score("mine", "4", "4", reward=f"{tmp_path}/mine.py:reward")
+    assert found == {"score": 2.0, "judged": 1.0, "reward_2": 2.0}
+
+
 def test_why_a_function_failed_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "mine.py").write_text("def broken(completions):\n    raise ValueError('no such thing')\n")
     rewards = [{"name": f"{tmp_path}/mine.py:broken", "on_failure": "skip"}]

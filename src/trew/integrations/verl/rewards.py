@@ -30,7 +30,8 @@ BY_SOURCE = {"openai/gsm8k": "gsm8k", "DigitalLearningGmbH/MATH-lighteval": "mat
 
 # Entries of extra_info that are bookkeeping, not data of the row.
 OF_VERL = ("num_turns", "rollout_reward_scores", "split", "index", NOTE)
-OWN_KEYS = ("score", "judged")
+# Keys of the result, and of the trainer's own list of its scores, to which a number under this name would be added.
+OWN_KEYS = ("score", "judged", "reward")
 _log = logging.getLogger(__name__)
 _sets: dict[str, RewardSet] = {}
 _lock = threading.Lock()
