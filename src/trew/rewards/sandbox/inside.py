@@ -7,6 +7,7 @@ values that it should return are never in the same process. Values travel as JSO
 The interpreter gets the sections that its mode needs.
 """
 
+import builtins
 import os
 import resource
 import sys
@@ -279,6 +280,8 @@ def main():
     mode, entry = sys.argv[1:3]
     source, setup, request, reply, *limits = map(int, sys.argv[3:])
     set_limits(*limits)
+    # Python's site module defines these, and -S leaves it out: programs that end themselves by them would be wrong.
+    vars(builtins).update(exit=sys.exit, quit=sys.exit)
     text, before = read_all(source), read_all(setup)
     names = {}
     if before:

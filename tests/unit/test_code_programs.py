@@ -1,0 +1,33 @@
+"""Programs that are right and must score 1, whatever way they are written in; the sandbox runs each of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from trew.errors import SandboxError
+from trew.rewards import grade
+from trew.rewards.sandbox import boundary
+
+
+@pytest.fixture(scope="module", autouse=True)
+def sandbox():
+    try:
+        return boundary()
+    except SandboxError as error:
+        pytest.skip(str(error))
+
+
+def printed(program, output, **args):
+    """The verdict on a program that reads nothing and is to print ``output``."""
+    return grade("code_stdin", f"```python\n{program}\n```", tests=[{"input": "", "output": output}], **args)
+
+
+def asserted(program, *asserts, setup=""):
+    """The verdict on a program whose function f is to satisfy the asserts."""
+    return grade("code_func", f"```python\n{program}\n```", entry_point="f", asserts=list(asserts), setup=setup)
+
+
+@pytest.mark.parametrize("end", ["exit()", "quit()", "exit(0)", "import sys\nsys.exit()"])
+def test_a_program_may_end_itself_by_exit_and_quit(end):
+    assert printed(f"print(5)\n{end}\nprint(6)", "5").score == 1
+    assert printed("print(5)\nexit(3)", "5").score == 0
