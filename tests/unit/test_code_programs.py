@@ -31,3 +31,7 @@ def asserted(program, *asserts, setup=""):
 def test_a_program_may_end_itself_by_exit_and_quit(end):
     assert printed(f"print(5)\n{end}\nprint(6)", "5").score == 1
     assert printed("print(5)\nexit(3)", "5").score == 0
+
+
+def test_a_long_output_may_consist_of_characters_of_several_bytes():
+    assert printed("print('\u5b57' * 1_500_000)", "\u5b57" * 1_500_000).score == 1

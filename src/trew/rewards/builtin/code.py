@@ -59,8 +59,9 @@ def grade_stdin(
     box = boundary()
     # A fresh sandbox per test, so that no test sees what another left. The first failure decides.
     for number, case in enumerate(cases, start=1):
-        # Room for the right output with a wide margin, however long it is; what prints more than that is wrong.
-        most = max(limits.output, 2 * len(case.output) + (1 << 16))
+        # Room for the right output with a wide margin, however long it is; what prints more than that is wrong. In
+        # bytes, of which a character may have four.
+        most = max(limits.output, 2 * len(_encoded(case.output)) + (1 << 16))
         allowed = JobLimits(seconds=limits.seconds, memory=limits.memory, output=most)
         outcome = box.run(Job("script", (_encoded(program), _encoded(case.input)), allowed))
         if verdict := _not_judged(outcome):
