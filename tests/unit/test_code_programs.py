@@ -6,6 +6,7 @@ import pytest
 
 from trew.errors import SandboxError
 from trew.rewards import grade
+from trew.rewards.builtin.kinds import gold_problem
 from trew.rewards.sandbox import boundary
 
 
@@ -35,3 +36,12 @@ def test_a_program_may_end_itself_by_exit_and_quit(end):
 
 def test_a_long_output_may_consist_of_characters_of_several_bytes():
     assert printed("print('\u5b57' * 1_500_000)", "\u5b57" * 1_500_000).score == 1
+
+
+def test_a_reference_is_checked_under_the_settings_of_the_run():
+    row = {"tests": [{"input": "", "output": "5"}], "solution": "held = bytearray(600 << 20)\nprint(5)"}
+    assert "MemoryError" in gold_problem("code_stdin", row, {})
+    assert gold_problem("code_stdin", row, {"memory_mb": 800, "thinking": True}) == ""
+    row = {"entry_point": "f", "asserts": ["assert f() == 5"], "code": "held = bytearray(200 << 20)\ndef f(): return 5"}
+    assert gold_problem("code_func", row, {}) == ""
+    assert "MemoryError" in gold_problem("code_func", row, {"memory_mb": 64})

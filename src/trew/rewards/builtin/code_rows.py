@@ -116,7 +116,8 @@ def _reference_problem(grade: Any, gold: Any, row: Mapping[str, Any]) -> str:
     code.boundary()  # without a sandbox nothing can be graded: say so before a model is loaded
     if not isinstance(gold, str):
         return ""
-    verdict = grade(answer_with(gold), None, **row)
+    thought = "</think>" if row.get("thinking") else ""
+    verdict = grade(thought + answer_with(gold), None, **row)
     return "" if verdict.score == 1 else f"its own reference does not pass: {verdict.detail or verdict.status}"
 
 

@@ -348,9 +348,11 @@ def gold_problems(name: str, rows: Sequence[Mapping[str, Any]], settings: Mappin
     """Applies :func:`gold_problem` to each of ``rows``, side by side if the kind can."""
     kind = KINDS[name]
     found = {number: pair for number, columns in enumerate(rows) if (pair := kind.gold(columns)) is not None}
+    # Under the run's settings: what fits other limits says nothing about these.
+    checked = [(gold, {**settings, **row}) for gold, row in found.values()]
     # Threads, because checking a row may run programs in the sandbox.
     with ThreadPoolExecutor(os.cpu_count() or 1) as threads:
-        wrong = dict(zip(found, threads.map(lambda pair: kind.row_problem(*pair), found.values()), strict=True))
+        wrong = dict(zip(found, threads.map(lambda pair: kind.row_problem(*pair), checked), strict=True))
     # A gold that cannot be read would fail its own answer too, for the same reason.
     readable = {number: pair for number, pair in found.items() if not wrong[number]}
     if kind.self_answer is not None:
