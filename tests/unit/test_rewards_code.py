@@ -276,6 +276,17 @@ def test_megabytes_of_fences_cost_nothing():
         assert grade("code_stdin", text, None, tests=[{"input": "", "output": ""}]).seconds < 3
 
 
+@pytest.mark.parametrize("empty", [None, [], ""])
+def test_a_row_of_a_mixed_file_has_empty_cells_where_the_other_kind_has_its_own(empty):
+    tests = [{"input": "1", "output": "2"}]
+    row = {"tests": tests, "asserts": empty, "entry_point": empty}
+    assert code_rows.stdin_gold(row) == (None, {"tests": tests})
+    assert code_rows.func_gold(row) is None
+    row = {"tests": empty, "asserts": ["assert f(1) == 2"], "entry_point": "f"}
+    assert code_rows.stdin_gold(row) is None
+    assert code_rows.func_gold(row) is not None
+
+
 # ---- limits
 
 

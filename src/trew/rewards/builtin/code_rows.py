@@ -32,9 +32,9 @@ def stdin_gold(columns: Mapping[str, Any]) -> tuple[Any, dict[str, Any]] | None:
     tests = _first(columns, "tests", "input_output", "test_cases", "ground_truth")
     tests = tests if tests is not None else _nested(columns)
     # Rows with asserts are for code_func, whatever else they have.
-    if tests is None or "asserts" in columns:
+    if tests is None or _first(columns, "asserts") is not None:
         return None
-    if "entry_point" in columns and isinstance(code.stdin_cases(tests), str):
+    if _first(columns, "entry_point") is not None and isinstance(code.stdin_cases(tests), str):
         return None
     return _reference(columns), {"tests": tests}
 
