@@ -45,3 +45,32 @@ def test_a_reference_is_checked_under_the_settings_of_the_run():
     row = {"entry_point": "f", "asserts": ["assert f() == 5"], "code": "held = bytearray(200 << 20)\ndef f(): return 5"}
     assert gold_problem("code_func", row, {}) == ""
     assert "MemoryError" in gold_problem("code_func", row, {"memory_mb": 64})
+
+
+def expecting(kind, call, more="pass"):
+    return f"try:\n    {call}\n    assert False\nexcept {kind} as error:\n    {more}"
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "more"),
+    [
+        ("import json; json.loads('{')", "ValueError", "assert 'line 1' in str(error)"),
+        ("b'\\xff'.decode()", "UnicodeDecodeError", "assert error.start == 0"),
+        ("{}['key']", "KeyError", "assert error.args == ('key',)"),
+        ("raise Own('odd', 3)", "ValueError", "assert error.args == ('odd', 3)"),
+        ("raise Own(object())", "ValueError", "assert 'object' in str(error)"),
+        ("open('/missing')", "OSError", "assert error.errno == 2"),
+        ("raise ExceptionGroup('both', [ValueError()])", "Exception", "pass"),
+        ("raise Quiet()", "Exception", "assert str(error) == 'quiet'"),
+    ],
+)
+def test_asserts_may_expect_an_exception_by_a_type_that_it_derives_from(body, kind, more):
+    own = "class Own(ValueError): pass\nclass Quiet(Exception):\n    def __str__(self): return 'quiet'\n"
+    program = f"{own}def f(x):\n    if x: {body}\n    return x"
+    assert asserted(program, "assert f(0) == 0", expecting(kind, "f(1)", more)).score == 1
+    assert asserted(program, "assert f(0) == 0", expecting("ZeroDivisionError", "f(1)")).score == 0
+
+
+def test_the_message_on_an_exception_names_its_own_type():
+    own = "class Own(ValueError): pass\ndef f(x): raise Own('odd')"
+    assert asserted(own, "assert f(1) == 1").detail == "f(1) == 1: raised Own: odd"

@@ -246,7 +246,7 @@ def _with_nested_asserts(row: Mapping[str, Any], gold: Any) -> Mapping[str, Any]
 
 def _returned_wrong(outcome: JobOutcome, checks: Sequence[code_asserts.AssertedCall]) -> str:
     """Names the first check that does not hold; empty if all do."""
-    # Lines are ["r", value] for what was returned and ["x", kind, message] for what was raised (sandbox/inside.py).
+    # Lines are ["r", value] for what was returned and ["x", kind, message, ...] for what was raised (JsonPipe.raised).
     lines = outcome.parts[0].split(b"\n") if outcome.parts and outcome.parts[0] else []
     if outcome.ended == "limit":
         return outcome.why
@@ -270,7 +270,7 @@ def _returned_wrong(outcome: JobOutcome, checks: Sequence[code_asserts.AssertedC
 
 def _raised(line: bytes) -> str:
     try:
-        _, kind, message = json.loads(line)
+        _, kind, message, *_ = json.loads(line)
         return f"{kind}: {message}"[:160]
     except (ValueError, RecursionError):
         return "something unreadable"

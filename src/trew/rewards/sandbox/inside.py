@@ -105,6 +105,12 @@ class JsonPipe:
             return f'["o",{self.quote(type(error).__name__)}]'
         return "".join(out)
 
+    def raised(self, error):
+        """An error's line: its type and message, the built-in type that it is or derives from, and its arguments."""
+        base = next(kind for kind in type(error).__mro__ if kind.__module__ == "builtins").__name__
+        name, message = self.quote(type(error).__name__), self.quote(str(error)[:300])
+        return f'["x",{name},{message},{self.quote(base)},{self.encoded(error.args)}]'
+
     def _encode(self, value, put, depth, left):
         left[0] -= 1
         if depth < 0 or left[0] < 0:
@@ -219,11 +225,11 @@ CONTAINERS = ((list, "l"), (tuple, "t"), (set, "s"), (frozenset, "z"))
 def answer_calls(line, entry, names, program):
     """Imports the program, then answers calls until the channel closes."""
     # Bound before the program runs, which may replace them.
-    leave, encoded, quote = os._exit, line.encoded, line.quote
+    leave, encoded, raised = os._exit, line.encoded, line.raised
     try:
         function = run(program, "solution", names)[entry]
     except BaseException as error:
-        line.send(f'["x",{quote(type(error).__name__)},{quote(str(error)[:300])}]')
+        line.send(raised(error))
         leave(1)
     line.send('["r",null]')
     try:
@@ -232,13 +238,36 @@ def answer_calls(line, entry, names, program):
             try:
                 text = f'["r",{encoded(function(*arguments, **keywords))}]'
             except BaseException as error:
-                text = f'["x",{quote(type(error).__name__)},{quote(str(error)[:300])}]'
+                text = raised(error)
             line.send(text)
     except BaseException:
         leave(0)
 
 
 # ==== tests
+def raised_again(line, name, message, base, arguments):
+    """A built-in exception like the one that a call raised, for asserts that expect it; of a program's or a library's
+    own type, the built-in one that it derives from. None if there is none."""
+    nearest = getattr(builtins, base, None)
+    if not isinstance(nearest, type) or not issubclass(nearest, Exception):
+        return None
+    # It would end a loop over the calls, as if all had been made.
+    if nearest in (StopIteration, StopAsyncIteration):
+        return None
+    # With its own arguments where they are plain values: UnicodeDecodeError takes five, and str(KeyError) adds quotes.
+    given = line.decoded(arguments)
+    for kind in nearest.__mro__[:-2]:  # without BaseException and object
+        for tried in (given, (message,)) if isinstance(given, tuple) else ((message,),):
+            try:
+                error = kind(*tried)
+            except (TypeError, ValueError):  # it takes other arguments
+                continue
+            # A type of the program's own may say its message in its own way.
+            if tried is not given or name == base or str(error)[:300] == message:
+                return error
+    return None
+
+
 def run_tests(line, entry, names, tests):
     """Runs the asserts; calls of ``entry`` go out over the line. Says at the end whether all of them held."""
 
@@ -251,12 +280,7 @@ def run_tests(line, entry, names, tests):
         mark, *rest = line.receive()
         if mark == "r":
             return line.decoded(rest[0])
-        # A built-in exception is raised again, for asserts that expect it.
-        kind = getattr(sys.modules["builtins"], rest[0], None)
-        # StopIteration would end a loop over the calls, as if all had been made.
-        if isinstance(kind, type) and issubclass(kind, Exception) and kind not in (StopIteration, StopAsyncIteration):
-            raise kind(rest[1])
-        raise ChannelClosed(rest[0])
+        raise raised_again(line, *rest) or ChannelClosed(rest[0])
 
     verdict = "true", "", ""
     try:
