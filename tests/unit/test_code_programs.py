@@ -74,3 +74,28 @@ def test_asserts_may_expect_an_exception_by_a_type_that_it_derives_from(body, ki
 def test_the_message_on_an_exception_names_its_own_type():
     own = "class Own(ValueError): pass\ndef f(x): raise Own('odd')"
     assert asserted(own, "assert f(1) == 1").detail == "f(1) == 1: raised Own: odd"
+
+
+@pytest.mark.parametrize(
+    ("value", "test"),
+    [
+        ("x.keys()", "f({'a': 1}) == {'a'}"),
+        ("x.items()", "f({'a': 1}) == {('a', 1)}"),
+        ("x.values()", "f({'a': 1}) != {1}"),
+        ("x.keys()", "not f({})"),
+        ("x.values()", "f({'a': 0})"),
+        ("x.keys()", "len(f({'a': 1, 'b': 2})) == 2"),
+        ("x.values()", "list(f({'a': 1, 'b': 1})) == [1, 1]"),
+        ("x.items()", "dict(f({'a': [1]})) == {'a': [1]}"),
+        ("reversed(x)", "list(f([1, 2])) == [2, 1]"),
+        ("iter(range(x))", "sum(f(3)) == 3"),
+        ("__import__('itertools').chain(x, x)", "list(f([1])) == [1, 1]"),
+    ],
+)
+def test_views_of_tables_and_iterators_are_returned_as_what_they_are(value, test):
+    assert asserted(f"def f(x): return {value}", f"assert {test}").score == 1
+
+
+def test_a_view_with_other_members_is_wrong():
+    assert asserted("def f(x): return {'b': 1}.keys()", "assert f(0) == {'a'}").score == 0
+    assert asserted("def f(x): return {'a': 2}.items()", "assert f(0) == {('a', 1)}").score == 0

@@ -82,7 +82,7 @@ def is_true(line: bytes) -> bool:
         # Objects of the program, iterators and types: all truthy.
         if value[0] in ("o", "g", "y"):
             return True
-        if value[0] in ("l", "t", "s", "z", "d", "q"):
+        if value[0] in ("l", "t", "s", "z", "d", "q", "K", "V", "I"):
             return len(value) > 1
         if value[0] == "R":
             return bool(range(*(int(part[1], 16) if isinstance(part, list) else part for part in value[1:])))
@@ -108,8 +108,8 @@ def canonical(value: Any) -> str:
     mark, *rest = value
     if mark in ("l", "t", "q"):
         return mark + "(" + ",".join(map(canonical, rest)) + ")"
-    # As a set of texts: members that are equal, as 1 and True, count once.
-    if mark in ("s", "z"):
+    # As a set of texts: members that are equal, as 1 and True, count once. A table's keys and items equal sets.
+    if mark in ("s", "z", "K", "I"):
         return "s(" + ",".join(sorted({canonical(part) for part in rest})) + ")"
     if mark == "d":
         # Of equal keys the later one wins, as in Python.

@@ -158,10 +158,11 @@ class JsonPipe:
             return "R", (value.start, value.stop, value.step)
         if isinstance(value, dict):
             return "d", (x for pair in dict.items(value) for x in pair)
-        for container, mark in CONTAINERS:
+        for container, mark in CONTAINERS + VIEWS:
             if isinstance(value, container):
                 return mark, value
-        if isinstance(value, ITERATORS):
+        # Python has a type of its own for the iterator of each type: list, reversed list, range, ...
+        if kind.__module__ in ("builtins", "itertools") and hasattr(kind, "__next__"):
             return "g", value
         return ("q", value) if f"{kind.__module__}.{kind.__qualname__}" == "collections.deque" else None
 
@@ -188,6 +189,9 @@ class JsonPipe:
             from collections import deque
 
             return deque(items)
+        if mark in "KVI":  # a table's view; only one of keys or pairs tells which table
+            table = dict(items) if mark == "I" else dict.fromkeys(items) if mark == "K" else dict(enumerate(items))
+            return {"K": table.keys, "V": table.values, "I": table.items}[mark]()
         return {"l": list, "t": tuple, "s": set, "z": frozenset, "g": iter}[mark](items)
 
     def _single(self, mark, rest):
@@ -214,10 +218,7 @@ class Opaque:
     """Something that is no plain value: equal to nothing but itself."""
 
 
-ITERATORS = (
-    enumerate, filter, map, reversed, zip, type({}.keys()), type({}.values()), type({}.items()), type(iter([])),
-    type(iter(())), type(iter("")), type(iter({})), type(iter({}.items())), type(iter(set())), type(x for x in ()),
-)  # fmt: skip
+VIEWS = ((type({}.keys()), "K"), (type({}.values()), "V"), (type({}.items()), "I"))
 CONTAINERS = ((list, "l"), (tuple, "t"), (set, "s"), (frozenset, "z"))
 
 
