@@ -99,3 +99,12 @@ def test_views_of_tables_and_iterators_are_returned_as_what_they_are(value, test
 def test_a_view_with_other_members_is_wrong():
     assert asserted("def f(x): return {'b': 1}.keys()", "assert f(0) == {'a'}").score == 0
     assert asserted("def f(x): return {'a': 2}.items()", "assert f(0) == {('a', 1)}").score == 0
+
+
+def test_a_setup_may_import_all_names_of_a_module():
+    setup = "from math import *\nfrom copy import *\nfrom typing import *\nBIG = inf\ndef g(x: List): return ceil(x)"
+    tests = ("assert f(1.5) == ceil(1.2)", "assert f(copy(0.5)) == 1")
+    assert asserted("def f(x): return ceil(x)", *tests, setup=setup).score == 1
+    assert asserted("def f(x): return 3", *tests, setup=setup).score == 0
+    verdict = asserted("def f(x): return 3", *tests, setup="from somewhere import *\nceil(1)")
+    assert (verdict.status, verdict.detail) == ("bad_gold", "the setup uses ceil, which it does not define")

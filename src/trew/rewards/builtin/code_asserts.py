@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import importlib
 import json
 import warnings
 from collections import Counter
@@ -152,11 +153,21 @@ def _defined(tree: ast.AST) -> set[str]:
             found.add(node.name)
         elif isinstance(node, ast.arg):
             found.add(node.arg)
+        elif isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
+            found |= _public(node.module or "")
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             found.update((alias.asname or alias.name).split(".")[0] for alias in node.names)
         elif isinstance(node, ast.ExceptHandler) and node.name:
             found.add(node.name)
     return found
+
+
+def _public(module: str) -> set[str]:
+    """The names that ``from module import *`` binds; none for a module that is not one of these."""
+    if module not in (*COMMON, "typing"):  # a data row must not choose what is imported here
+        return set()
+    found = importlib.import_module(module)
+    return set(getattr(found, "__all__", ())) or {name for name in vars(found) if not name.startswith("_")}
 
 
 def _undefined(tree: ast.AST) -> set[str]:
