@@ -265,6 +265,17 @@ def test_a_file_that_changed_is_not_mixed_into_a_run(tmp_path: Path) -> None:
         rewards.score([group("a")])
 
 
+def test_a_module_that_a_reward_imports_is_not_mixed_into_a_run_either(tmp_path: Path) -> None:
+    write(tmp_path, "VALUE = 1.0\n", name="its_helper.py")
+    source = "import its_helper\ndef f(completions):\n    return [its_helper.VALUE] * len(completions)\n"
+    rewards = functions_of(tmp_path, source)
+    assert verdicts_of(rewards.score([group("a")])) == [(1.0, "scored")]
+    write(tmp_path, "VALUE = 2.25\n", name="its_helper.py")
+    rewards.close()
+    with pytest.raises(RewardError, match=r"its_helper\.py: was changed since it was loaded"):
+        rewards.score([group("a")])
+
+
 def test_a_file_that_ends_its_process_while_it_is_loaded(tmp_path: Path) -> None:
     bad = write(tmp_path, "import os\nos._exit(7)\n", name="bad.py")
     good = write(tmp_path, "def f(completions):\n    return [1.0] * len(completions)\n")

@@ -28,7 +28,7 @@ GRACE_SECONDS = 5.0  # on top of a limit that the event loop in the process enfo
 
 class _FunctionPool(Pool[tuple[bytes, float | None], Any]):
     """The single process of the functions. A restarted one loads everything in ``loaded`` again. ``files`` holds the
-    hashes of their contents, because a run must not continue with functions that were edited meanwhile."""
+    hashes of their files' contents, because a run must not continue with functions that were edited meanwhile."""
 
     tries = 1  # no second try: a call may have had effects already, such as a request to a server
 
@@ -110,6 +110,9 @@ class Process:
                 # Only what loaded: every restart loads this list again, in this order, so that indices stay valid.
                 self._pool.loaded.append(spec)
                 self._pool.files[function.file] = _content(function.file)
+                # What it has imported from its folder decides values as well.
+                own = function.sources.items()
+                self._pool.files |= {function.file.parent / name: digest for name, digest in own}
                 loaded.append(function)
             return loaded
 
