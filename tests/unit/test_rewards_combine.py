@@ -261,6 +261,13 @@ def test_check_golds_reports_a_reward_that_applies_nowhere(tmp_path: Path) -> No
     ]
 
 
+def test_columns_that_no_row_has_together_are_named(tmp_path: Path) -> None:
+    path = write(tmp_path, "def f(completions, hint, solution):\n    return [0.0 for _ in completions]\n")
+    assert of(f"{path}:f").check_golds([prompt("a", hint="1"), prompt("b", solution="1")]) == [
+        f"reward 'f' ({path}) needs columns 'hint', 'solution' in one row, which no row has; columns: hint, solution"
+    ]
+
+
 def test_a_batch_without_a_column_that_other_rows_have(tmp_path: Path) -> None:
     path = write(tmp_path, "def f(completions, solution):\n    return [1.0 for _ in completions]\n")
     rewards = of(f"{path}:f")

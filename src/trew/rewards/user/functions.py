@@ -76,13 +76,15 @@ class UserFunction:
         return all(prompt.columns.get(name) is not None for name in self.required)
 
     def missing(self, columns: Iterable[str]) -> str:
-        """What the function needs and ``columns``, of all rows together, do not have; empty when nothing."""
+        """What the function needs and no row has; ``columns`` are those of all rows together."""
         columns = list(columns)
         have = ", ".join(sorted(columns)) or "none"
         if self.verl:
             return f"needs a gold answer, which no row has; columns: {have}"
         absent = [name for name in self.required if name not in columns]
-        close = nearest(absent[0], columns) if absent else ""
+        if not absent:
+            return f"needs columns {', '.join(map(repr, self.required))} in one row, which no row has; columns: {have}"
+        close = nearest(absent[0], columns)
         return f"needs column {', '.join(map(repr, absent))}{close}, which no row has; columns: {have}"
 
     def call(self, function: Callable[..., Any], samples: Sequence[Sample], *, step: int) -> Any:
