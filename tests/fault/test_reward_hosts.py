@@ -19,7 +19,7 @@ from trew.config import RewardConfig
 from trew.errors import ConfigError, RewardError
 from trew.rewards import RewardSet
 from trew.rewards.remote import hosts as h
-from trew.rewards.remote import messages
+from trew.rewards.remote import match, messages
 from trew.rewards.remote.host import RewardHost
 from trew.rewards.reward_checks import text_group
 from trew.rewards.user.wire import decode, encode
@@ -251,6 +251,17 @@ def test_a_wrong_token_and_a_host_that_is_not_there_are_problems_of_the_settings
 def client() -> Iterator[httpx2.Client]:
     with httpx2.Client(verify=False, trust_env=False, headers={"Authorization": f"Bearer {TOKEN}"}) as made:
         yield made
+
+
+def test_programs_are_not_graded_behind_another_sandbox(monkeypatch):
+    """Behind Landlock, programs that write files are wrong, so that scores would depend on who grades."""
+    with contextlib.closing(RewardSet.from_config([RewardConfig(name="code_stdin")])) as rewards:
+        monkeypatch.setattr(match, "describe", lambda: ("landlock", ""))
+        with served(rewards) as address:
+            rewards.use_hosts([address], [])
+            monkeypatch.setattr(match, "describe", lambda: ("bubblewrap", ""))
+            with pytest.raises(ConfigError, match="sandbox: 'bubblewrap' in the run, 'landlock' on the host"):
+                rewards.use_hosts([address], [])
 
 
 def test_a_host_answers_nothing_without_the_token(pair, client):

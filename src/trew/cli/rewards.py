@@ -147,7 +147,8 @@ def serve(
     """Compute the rewards of a recipe for runs on other machines, on all cores of this one.
 
     A run with [cluster] reward_hosts sends completions and gets verdicts; no code is sent. Its reward files must be
-    those of this recipe, by SHA-256, and so must trew's own rewards, Python and the packages that decide scores.
+    those of this recipe, by SHA-256, and so must trew's own rewards, Python, the packages that decide scores and the
+    kind of sandbox for programs.
     Requests need the token in the environment variable TREW_REWARDS_TOKEN on both sides; without one, this command
     generates a token, shows it once and keeps it in the folder --out. Reward models are scored by the run itself.
     Ctrl-C or SIGTERM ends it.

@@ -10,17 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from ..combine import Reward
+from ..sandbox.choose import describe
 
 PACKAGES = ("numpy", "math-verify", "latex2sympy2_extended", "sympy", "reasoning-gym")
 """Packages that decide scores."""
 
 
 def described(rewards: Sequence[Reward]) -> dict[str, Any]:
-    """The rewards with their files' SHA-256, trew's own grading code, Python, and the packages that decide scores."""
+    """The rewards with their files' SHA-256, trew's own grading code, Python, the packages that decide scores, and for
+    programs the sandbox: behind Landlock, those that write files or start processes are wrong."""
+    programs = any(reward.kind in ("code_stdin", "code_func") for reward in rewards)
     return {
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
         "trew's rewards": _own(),
         **{f"package {name}": _version(name) for name in PACKAGES},
+        **({"sandbox": describe()[0] or "none"} if programs else {}),
         **{f"reward {i} {reward.name!r}": _reward(reward) for i, reward in enumerate(rewards)},
     }
 
