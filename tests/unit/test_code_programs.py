@@ -108,3 +108,30 @@ def test_a_setup_may_import_all_names_of_a_module():
     assert asserted("def f(x): return 3", *tests, setup=setup).score == 0
     verdict = asserted("def f(x): return 3", *tests, setup="from somewhere import *\nceil(1)")
     assert (verdict.status, verdict.detail) == ("bad_gold", "the setup uses ceil, which it does not define")
+
+
+@pytest.mark.parametrize(
+    ("test", "why"),
+    [
+        ("def test_f():\n    assert f(1) == 2", "test_f has asserts and nothing calls it"),
+        ("class T:\n    def test_a(self):\n        assert f(1) == 2", "test_a has asserts and nothing calls it"),
+        ("def check(candidate):\n    def inner():\n        assert candidate(1) == 2", "inner has asserts and nothing"),
+        ("assert (f(1) == 2, 'wrong')", "a tuple is always true"),
+        ("def test_f():\n    assert f(1) == 2\nif __name__ == '__main__':\n    test_f()", "without a call"),
+        ("for x, y in []:\n    assert f(x) == y", "without a call"),
+    ],
+)
+def test_asserts_that_never_run_are_no_gold(test, why):
+    verdict = asserted("def f(x): return 0", test)
+    assert (verdict.score, verdict.status) == (None, "bad_gold")
+    assert why in verdict.detail
+
+
+def test_functions_with_asserts_may_be_called_or_be_check():
+    for test in (
+        "def near(a, b):\n    assert abs(a - b) < 0.1\nnear(f(1), 2)",
+        "def check(candidate):\n    assert candidate(1) == 2",
+        "def test_f():\n    assert f(1) == 2\ntest_f()",
+    ):
+        assert asserted("def f(x): return x + 1", test).score == 1
+        assert asserted("def f(x): return x", test).score == 0

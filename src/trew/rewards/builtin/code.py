@@ -305,6 +305,8 @@ def _judgement(done: bytes) -> str | Verdict:
         return "the tests ended without a result"
     if kind == "ChannelClosed" and detail.endswith("an argument is no plain value"):
         return bad_gold("the asserts give the function something that is no plain value")
+    if kind == "NothingCalled":
+        return bad_gold("the asserts ended without a call of the function, so that any program would pass them")
     return "" if held is True else str(detail) or "an assert did not hold"
 
 

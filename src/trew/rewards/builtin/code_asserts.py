@@ -114,9 +114,27 @@ def _problem(tree: ast.Module, names: set[str]) -> str:
         return "there is no assert"
     if not any(isinstance(node, ast.Name) and node.id in names for node in nodes):
         return f"no assert calls {' or '.join(sorted(names))}"
+    if wrong := _idle_assert(nodes):
+        return wrong
     functions = {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
     guarded = _guarded(nodes)
     return next((why for node in nodes if (why := _call_problem(node, names, functions, guarded))), "")
+
+
+def _idle_assert(nodes: Sequence[ast.AST]) -> str:
+    """Names an assert that never fails or never runs, so that any program would pass it; empty if there is none."""
+    for node in nodes:
+        if isinstance(node, ast.Assert) and isinstance(node.test, ast.Tuple) and node.test.elts:
+            return f"{ast.unparse(node):.80}: a tuple is always true; take the brackets around it off"
+    used = {node.id for node in nodes if isinstance(node, ast.Name)}
+    used |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    for node in nodes:
+        # check is called with the function; a decorator may call what it is given.
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or node.decorator_list or node.name == "check":
+            continue
+        if node.name not in used and any(isinstance(inner, ast.Assert) for inner in ast.walk(node)):
+            return f"{node.name} has asserts and nothing calls it; call it behind its definition, or name it check"
+    return ""
 
 
 def _call_problem(node: ast.AST, names: set[str], functions: set[str], guarded: set[int]) -> str:

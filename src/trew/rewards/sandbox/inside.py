@@ -272,11 +272,14 @@ def raised_again(line, name, message, base, arguments):
 def run_tests(line, entry, names, tests):
     """Runs the asserts; calls of ``entry`` go out over the line. Says at the end whether all of them held."""
 
+    called = []
+
     def candidate(*arguments, **keywords):
         texts = line.encoded(arguments), line.encoded(keywords)
         # Quotes in strings are escaped, so that a string cannot hold this mark.
         if '["o",' in texts[0] + texts[1]:
             raise ChannelClosed("an argument is no plain value")
+        called.append(True)
         line.send(f'["call",{texts[0]},{texts[1]}]')
         mark, *rest = line.receive()
         if mark == "r":
@@ -289,6 +292,8 @@ def run_tests(line, entry, names, tests):
         # HumanEval's tests only define check.
         if callable(names.get("check")) and names["check"] is not candidate:
             names["check"](candidate)
+        if not called:  # what has asked for nothing would hold for any program
+            verdict = "false", "NothingCalled", ""
     except BaseException as error:
         # The line of the asserts that is nearest to the error: its trace may end in this file.
         trace, at = error.__traceback__, 0
