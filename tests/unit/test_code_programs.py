@@ -6,6 +6,7 @@ import pytest
 
 from trew.errors import SandboxError
 from trew.rewards import grade
+from trew.rewards.builtin import code_block
 from trew.rewards.builtin.kinds import gold_problem
 from trew.rewards.sandbox import boundary
 
@@ -135,3 +136,12 @@ def test_functions_with_asserts_may_be_called_or_be_check():
     ):
         assert asserted("def f(x): return x + 1", test).score == 1
         assert asserted("def f(x): return x", test).score == 0
+
+
+def test_a_sentence_about_backticks_opens_no_block():
+    block = "```python\nprint(1)\n```"
+    assert code_block.extract(f"I put it in ``` fences, as asked:\n{block}") == "print(1)\n"
+    assert code_block.extract(f"It begins with ```python as usual:\n{block}") == "print(1)\n"
+    # These open one, which the next fence closes.
+    assert code_block.extract(f"It prints ```\n{block}\n```") is None
+    assert code_block.extract(f"``` some text\n{block}\n```") is None

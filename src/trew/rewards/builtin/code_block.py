@@ -44,10 +44,13 @@ def extract(text: str) -> str | None:
         info = run.lstrip("`").strip()
         if "`" in info:  # a whole inline block, as in ```x```
             continue
+        indented, item = not line[:at].strip(), _ITEM.fullmatch(line[:at]) is not None
+        # Words on both sides: a sentence about backticks, which opens nothing.
+        if " " in info and not (indented or item):
+            continue
         fence = "`" * (len(run) - len(run.lstrip("`")))
         # Other languages open a fence too: otherwise their closing line would be read as an opening one.
         wanted = info.split(" ")[0].split("{")[0].lower() in LANGUAGES
-        indent = at if not line[:at].strip() else 0  # text before the fence is no indentation
-        item = _ITEM.fullmatch(line[:at]) is not None
+        indent = at if indented else 0  # text before the fence is no indentation
         lines = []
     return found
