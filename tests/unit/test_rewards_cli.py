@@ -277,6 +277,14 @@ def test_command_score(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert run(["rewards", "score", "gsm8k", "--data", data, "--out", str(out), "--overwrite"]) == 0
 
 
+@pytest.mark.parametrize("out", ["folder.jsonl", "d.jsonl/out.jsonl"])
+def test_an_output_that_cannot_be_written_is_refused_before_anything_is_scored(tmp_path: Path, out: str) -> None:
+    data = jsonl(tmp_path / "d.jsonl", {"completion": "#### 2", "answer": "2"})
+    (tmp_path / "folder.jsonl").mkdir()
+    with pytest.raises(ConfigError, match=r"--out: .*folder"):
+        run(["rewards", "score", "gsm8k", "--data", data, "--out", str(tmp_path / out), "--overwrite"])
+
+
 def test_score_of_a_runs_rollouts(tmp_path: Path) -> None:
     from trew.runs.rollouts import write_rollouts
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from json import dumps, loads
 from pathlib import Path
@@ -176,8 +177,14 @@ def _refuse_output(out: str, *, overwrite: bool) -> None:
 
     if Path(out).suffix not in (".jsonl", ".parquet"):
         raise ConfigError(f"--out: got {out!r}, accepts a file ending in .jsonl or .parquet")
+    if Path(out).is_dir():
+        raise ConfigError(f"--out: {out} is a folder; name a file")
     if Path(out).exists() and not overwrite:
         raise ConfigError(f"--out: {out} already exists; name another file, or add --overwrite")
+    # Missing folders are made when the scores are written.
+    folder = next(parent for parent in Path(out).absolute().parents if parent.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"--out: {out} cannot be written: {folder} is no folder that may be written in; name another")
 
 
 def _refuse_data(data: str, rows: Sequence[Row], groups: Sequence[Group], rewards: RewardSet) -> None:
