@@ -202,6 +202,9 @@ def test_a_trial_ends_what_hangs(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert [check["what"] for check in found["checks"]][-1] == "time per completion"
     with pytest.raises(ConfigError, match="--timeout-s: got -1"):
         run(["rewards", "test", spec, "--data", data, "--timeout-s", "-1"])
+    (tmp_path / "config.json").write_text("{}")  # as in the folder of a reward model
+    with pytest.raises(ConfigError, match=r"timeout_s: got 5\.0, but it is for functions in files"):
+        run(["rewards", "test", str(tmp_path), "--data", data, "--timeout-s", "5"])
 
 
 def test_command_test_of_a_function(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

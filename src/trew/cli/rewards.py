@@ -246,7 +246,7 @@ def _load(reward: str, pairs: Sequence[str], *, timeout_s: float = 0.0) -> Rewar
     args: dict[str, Any] = {}
     apply_overrides(args, pairs)
     if (Path(reward) / "config.json").is_file():
-        return RewardSet.from_config([RewardConfig(model=reward, args=args)])
+        return RewardSet.from_config([RewardConfig(model=reward, args=args, timeout_s=timeout_s or FUNCTION_SECONDS)])
     return RewardSet.from_config([RewardConfig(name=reward, args=args, timeout_s=timeout_s or FUNCTION_SECONDS)])
 
 
