@@ -22,6 +22,7 @@ from trew.rewards import RewardSet
 from trew.rewards.model.reward_model import ModelReward
 from trew.rewards.model.scorer import Encoder, Scorer, token_batches
 from trew.rewards.steps import combined_steps, parse_steps, split_steps, token_ends
+from trew.types import Prompt
 
 
 @pytest.fixture(scope="module")
@@ -325,3 +326,23 @@ def test_encoder_and_scorer_work_by_themselves(folder):
     scorer = Scorer(AutoModelForSequenceClassification.from_pretrained(folder).eval(), encoder)
     assert scorer.score([]) == []
     assert scorer.limit == 512
+
+
+def test_special_tokens_stand_around_the_whole_text_whatever_the_completion_spells():
+    """With a tokenizer that puts a token behind each text, as those of BERT do, and some of Llama."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    words = {word: i for i, word in enumerate(["[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c", "d"])}
+    made = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    special = {"unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+    encoder = Encoder(PreTrainedTokenizerFast(tokenizer_object=made, **special))
+    prompt = Prompt("p", text="a b ")
+    assert encoder.whole(prompt, "c d") == [1, 4, 5, 6, 7, 2]
+    spelled = encoder.whole(prompt, "c [MASK] d")
+    assert (spelled[:4], spelled[-2:], spelled.count(2)) == ([1, 4, 5, 6], [7, 2], 1)
+    assert encoder.stepwise(prompt, ["c", "d"], mark="a") == ([1, 4, 5, 6, 4, 7, 4], [4, 6])

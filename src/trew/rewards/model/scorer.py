@@ -66,7 +66,8 @@ class Encoder:
         # A text has the tokenizer's own special tokens; a rendered chat has those of its template.
         if prompt.messages is None:
             if spelled:
-                return [*self.tokenizer(prompt.text)["input_ids"], *self._letters(text)]
+                begun, end = self._begun(prompt.text or "")
+                return [*begun, *self._letters(text), *end]
             ids: list[int] = self.tokenizer(f"{prompt.text}{text}")["input_ids"]
             return ids
         turns = [*map(dict, prompt.messages), {"role": "assistant", "content": _REPLY if spelled else text}]
@@ -84,7 +85,7 @@ class Encoder:
         reward models does).
         """
         if prompt.messages is None:
-            ids: list[int] = self.tokenizer(prompt.text)["input_ids"]
+            ids, _ = self._begun(prompt.text or "")
         else:
             ids = self._bare(self._template([*map(dict, prompt.messages)], uid=prompt.uid, generation_prompt=True))
         ids, at, marks = list(ids), [], self._bare(mark)
@@ -96,6 +97,14 @@ class Encoder:
     @property
     def _special(self) -> list[str]:
         return [token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special]
+
+    def _begun(self, text: str) -> tuple[list[int], list[int]]:
+        """A text that more is to follow, and the special tokens that the tokenizer puts behind a text."""
+        bare, whole = self._bare("a"), self.tokenizer("a")["input_ids"]
+        at = next((i for i in range(len(whole)) if whole[i : i + len(bare)] == bare), 0)
+        end = list(whole[at + len(bare) :]) if bare else []
+        ids = list(self.tokenizer(text)["input_ids"])
+        return ids[: len(ids) - len(end)], end
 
     def _bare(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
