@@ -262,7 +262,8 @@ def test_command_score(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         {"uid": "a", "prompt": "?", "completion": ["#### 2", "#### 3"], "answer": "2"},
         {"prompt": [{"role": "user", "content": "?"}], "answer": "4",
          "completion": [{"role": "assistant", "content": "4"}]},
-        {"completion": "#### 5"},
+        {"completion": "#### 5", "uid": None},
+        {"completion": "#### 6", "uid": None},
     )  # fmt: skip
     out = tmp_path / "out.jsonl"
     assert run(["rewards", "score", "gsm8k", "--data", data, "--out", str(out)]) == 0
@@ -272,6 +273,7 @@ def test_command_score(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         ("a", 1, 0.0, "scored"),
         ("1", 0, 0.0, "no_answer"),
         ("2", 0, None, "not_applicable"),
+        ("3", 0, None, "not_applicable"),
     ]
     assert rows[0]["extracted"] == "2"
     assert "0.3333" in capsys.readouterr().out

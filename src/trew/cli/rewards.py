@@ -273,7 +273,8 @@ def _row_group(number: int, row: Row, completion_column: str, prompt_column: str
         close = nearest(completion_column, columns)
         raise DataError(f"{row.place}: has no column {completion_column!r}{close}; columns: {', '.join(columns)}")
     given, prompt, ids = columns.pop(completion_column), columns.pop(prompt_column, ""), columns.pop("token_ids", None)
-    uid = str(columns.get("uid", number))
+    # A cell may be empty: rows without an id are different prompts all the same.
+    uid = str(number if columns.get("uid") is None else columns["uid"])
     if isinstance(columns.get("columns"), str):
         columns, chat = _of_a_run(columns, row.place)
         prompt = chat if chat is not None and prompt_column == "prompt" else prompt
