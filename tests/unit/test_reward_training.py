@@ -10,6 +10,7 @@ import typing
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import given, settings
@@ -164,6 +165,18 @@ def test_rollouts_that_make_no_pairs_are_refused(tmp_path):
         pairs_of_run(tmp_path, reward="exact", most=8, seed=0)
     with pytest.raises(DataError, match="no reward is called 'exac'; accepts exact, other"):
         pairs_of_run(tmp_path, reward="exac", most=8, seed=0)
+
+
+def test_rollouts_of_an_older_trew_make_pairs_or_are_said_to_be_older(tmp_path):
+    file = tmp_path / "rollouts" / "000001.parquet"
+    file.parent.mkdir()
+    write_rollouts(file, [scored([1.0, 0.0], "right", "wrong")], step=1)
+    table = pq.read_table(file)
+    pq.write_table(table.drop_columns(["ending"]), file)
+    assert [pair.chosen for pair in pairs_of_run(tmp_path, reward="", most=8, seed=0)] == ["right"]
+    pq.write_table(table.drop_columns(["ending", "messages"]), file)
+    with pytest.raises(DataError, match="was written by an older trew"):
+        pairs_of_run(tmp_path, reward="", most=8, seed=0)
 
 
 def test_episodes_make_no_pairs(tmp_path):

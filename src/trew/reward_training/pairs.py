@@ -177,8 +177,10 @@ def _rollout_rows(file: Path) -> list[dict[str, Any]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    names = ["uid", "prompt", "messages", "completion", "score", "parts", "ending"]
+    names = ["uid", "prompt", "completion", "score", "parts"]
     try:
+        # Tables of older runs lack these.
+        names += [name for name in ("messages", "ending") if name in pq.read_schema(file).names]
         rows = pq.read_table(file, columns=names).to_pylist()
     except (pa.ArrowException, OSError, KeyError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
