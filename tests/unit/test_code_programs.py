@@ -145,3 +145,9 @@ def test_a_sentence_about_backticks_opens_no_block():
     # These open one, which the next fence closes.
     assert code_block.extract(f"It prints ```\n{block}\n```") is None
     assert code_block.extract(f"``` some text\n{block}\n```") is None
+
+
+def test_lines_may_have_their_ends_or_not():
+    program = "```python\nprint(input())\nprint(input())\n```"
+    for lines in (["a", "b"], ["a\n", "b\n"], ["a\n", "b"]):
+        assert grade("code_stdin", program, tests=[{"input": lines, "output": lines}]).score == 1

@@ -147,7 +147,10 @@ def _lines_of(value: Any) -> str | None:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)
     lines = _listed(value)
-    return "\n".join(map(str, lines)) if lines is not None and all(isinstance(x, (str, int)) for x in lines) else None
+    if lines is None or not all(isinstance(line, (str, int)) for line in lines):
+        return None
+    # Lines as readlines() gives them have their ends already: another one would make an empty line of each.
+    return "\n".join(str(line).removesuffix("\n") for line in lines)
 
 
 def _printed_wrong(outcome: JobOutcome, expected: str) -> str:
