@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from trew.errors import SandboxError
@@ -151,3 +153,11 @@ def test_lines_may_have_their_ends_or_not():
     program = "```python\nprint(input())\nprint(input())\n```"
     for lines in (["a", "b"], ["a\n", "b\n"], ["a\n", "b"]):
         assert grade("code_stdin", program, tests=[{"input": lines, "output": lines}]).score == 1
+
+
+@pytest.mark.parametrize("missing", ["import multiprocessing\nmultiprocessing.Lock()", "open('/dev/stdin')"])
+def test_the_page_on_the_sandbox_names_what_no_boundary_has(missing):
+    page = (Path(__file__).parents[2] / "docs" / "sandbox.md").read_text(encoding="utf-8")
+    assert missing.partition("('")[2].strip("')") in page
+    assert "queues and locks" in page
+    assert printed(f"{missing}\nprint(5)", "5").score == 0
