@@ -7,6 +7,7 @@ import io
 import json
 import math
 import shutil
+import tomllib
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -164,6 +165,9 @@ def test_train_reward(tmp_path, server):
     said = server.run(*common, *options, cwd=tmp_path)
     assert "after:  held-out accuracy 1.000" in said
     assert "AUC" in said
+    # What is offered for a recipe can be copied: it is TOML, which a table's head and a key on one line are not.
+    [line] = [line for line in said.splitlines() if "in a recipe" in line]
+    assert tomllib.loads(line.split("in a recipe")[1].partition("(")[0]) == {"model": "rm/final"}
     assert "already holds a finished run" in trew(*common, *options, cwd=tmp_path, code=2)
     trew("train-reward", "rm/config.toml", "--out", "rm2", cwd=tmp_path)
     first, second = (json.loads((tmp_path / n / "summary.json").read_text())["after"] for n in ("rm", "rm2"))

@@ -67,7 +67,7 @@ def train_reward(
     display.files(
         {
             "model": f"{folder / 'final'}   (AutoModelForSequenceClassification.from_pretrained loads it)",
-            "in a recipe": f'[[rewards]] model = "{folder / "final"}"',
+            "in a recipe": f'model = "{folder / "final"}"   (in a table [[rewards]] of its own)',
             "figures": str(folder / "summary.json"),
             "every step": str(folder / "metrics.jsonl"),
         }
