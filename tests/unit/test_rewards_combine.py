@@ -261,6 +261,15 @@ def test_check_golds_reports_a_reward_that_applies_nowhere(tmp_path: Path) -> No
     ]
 
 
+def test_no_two_rewards_have_one_name_though_a_function_is_called_like_a_second_one(tmp_path: Path) -> None:
+    path = write(tmp_path, "def gsm8k_2(completions):\n    return [0.25 for _ in completions]\n")
+    rewards = of("gsm8k", f"{path}:gsm8k_2", "gsm8k")
+    assert rewards.names == ("gsm8k", "gsm8k_2", "gsm8k_3")
+    [score] = rewards.score([group("#### 1", gold="1")])[0].scores
+    assert score.parts == {"gsm8k": 1.0, "gsm8k_2": 0.25, "gsm8k_3": 1.0}
+    assert score.value == 2.25
+
+
 def test_columns_that_no_row_has_together_are_named(tmp_path: Path) -> None:
     path = write(tmp_path, "def f(completions, hint, solution):\n    return [0.0 for _ in completions]\n")
     assert of(f"{path}:f").check_golds([prompt("a", hint="1"), prompt("b", solution="1")]) == [

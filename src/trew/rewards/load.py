@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ from ..config import FUNCTION_SECONDS, RewardConfig
 from ..errors import ConfigError
 from .builtin.kinds import KINDS, argument_problems, unknown_kind
 from .combine import Reward
+from .names import numbered
 from .user.functions import UserFunction
 from .user.loading import is_file_spec
 from .user.process import Process
@@ -80,13 +80,8 @@ def _behind_another(config: RewardConfig, earlier: Sequence[RewardConfig]) -> bo
 
 def _numbered(rewards: Sequence[Reward]) -> list[Reward]:
     """The rewards, with the second of a name called ``name_2``: names are keys of metrics and of ``Score.parts``."""
-    taken: Counter[str] = Counter()
-    named = []
-    for reward in rewards:
-        taken[reward.name] += 1
-        count = taken[reward.name]
-        named.append(reward if count == 1 else replace(reward, name=f"{reward.name}_{count}"))
-    return named
+    names = numbered(reward.name for reward in rewards)
+    return [replace(reward, name=name) for reward, name in zip(rewards, names, strict=True)]
 
 
 def _reward(config: RewardConfig, loaded: UserFunction | tuple[str, ...] | None) -> tuple[Reward, list[str]]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 
@@ -14,11 +14,21 @@ def names_of(rewards: Sequence[Mapping[str, Any]]) -> list[str]:
     >>> names_of([{"name": "math"}, {"name": "my.py:f"}, {"model": "org/nice-rm"}, {"name": "math"}])
     ['math', 'f', 'nice-rm', 'math_2']
     """
-    names: list[str] = []
-    taken: Counter[str] = Counter()
+    own = []
     for reward in rewards:
         name, model = str(reward.get("name") or ""), str(reward.get("model") or "")
-        own = name.rpartition(":")[2] or model.rstrip("/").rpartition("/")[2]
-        taken[own] += 1
-        names.append(own if taken[own] == 1 else f"{own}_{taken[own]}")
-    return names
+        own.append(name.rpartition(":")[2] or model.rstrip("/").rpartition("/")[2])
+    return numbered(own)
+
+
+def numbered(names: Iterable[str]) -> list[str]:
+    """The names, each once: the second of a name is ``name_2``, or has the next number that is free.
+
+    >>> numbered(["f", "f", "f"]), numbered(["f", "f_2", "f"]), numbered(["f", "f", "f_2"])
+    (['f', 'f_2', 'f_3'], ['f', 'f_2', 'f_3'], ['f', 'f_2', 'f_2_2'])
+    """
+    made: list[str] = []
+    for name in names:
+        numbers = (name if number == 1 else f"{name}_{number}" for number in itertools.count(1))
+        made.append(next(free for free in numbers if free not in made))
+    return made
