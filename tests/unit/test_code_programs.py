@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
 
+from trew.config import RewardConfig
 from trew.errors import SandboxError
-from trew.rewards import grade
+from trew.rewards import RewardSet, grade
 from trew.rewards.builtin import code_block
 from trew.rewards.builtin.kinds import gold_problem
+from trew.rewards.reward_checks import try_reward
 from trew.rewards.sandbox import boundary
+from trew.types import Prompt
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -161,3 +165,12 @@ def test_the_page_on_the_sandbox_names_what_no_boundary_has(missing):
     assert missing.partition("('")[2].strip("')") in page
     assert "queues and locks" in page
     assert printed(f"{missing}\nprint(5)", "5").score == 0
+
+
+@pytest.mark.parametrize("reference", ["def f(x): return x + 2", None])
+def test_a_trial_says_where_no_right_program_is_known(reference):
+    columns = {"entry_point": "f", "asserts": ["assert f(1) == 3"], "code": reference}
+    with contextlib.closing(RewardSet.from_config([RewardConfig(name="code_func")])) as rewards:
+        found = {check.what: check for check in try_reward(rewards, [Prompt("a", text="?", columns=columns)])}
+    assert all(check.holds for check in found.values())
+    assert ("no row has a reference program" in found["right answers score 1"].numbers) == (reference is None)

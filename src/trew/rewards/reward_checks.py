@@ -111,7 +111,7 @@ def _try_builtin(rewards: RewardSet, prompts: Sequence[Prompt]) -> list[Check]:
     some = [i for i, (prompt, _) in enumerate(made) if prompt.uid in first]
     expected = [got[i][0] for i in some]
     return [
-        *_families(made, [values[0] for values in got]),
+        *_families(made, [values[0] for values in got], reads_programs=spec.kind in ("code_stdin", "code_func")),
         *_attacked(rewards, prompts[:HOSTILE_ROWS]),
         _same(got, labels),
         *_elsewhere(rewards, [groups[i] for i in some], expected, [labels[i] for i in some]),
@@ -119,14 +119,18 @@ def _try_builtin(rewards: RewardSet, prompts: Sequence[Prompt]) -> list[Check]:
     ]
 
 
-def _families(made: Made, values: Sequence[float | None]) -> list[Check]:
+def _families(made: Made, values: Sequence[float | None], *, reads_programs: bool) -> list[Check]:
     """A check for each family of answers; one failing check if there are no answers at all."""
     if not made:
         # silence would read as a pass: nothing was shown to be right
         nothing = "no answers could be made for these rows"
         return [Check(FAMILIES["right"], False, nothing, (nothing,))]
     checks = [_family(family, made, values) for family in FAMILIES if family != "hostile"]
-    return [check for check in checks if check is not None]
+    found = [check for check in checks if check is not None]
+    # Some kinds have no right answer; of programs, one is known where a row has its own.
+    if reads_programs and checks[0] is None:
+        found.insert(0, Check(FAMILIES["right"], True, "not tried, as no row has a reference program"))
+    return found
 
 
 def _attacked(rewards: RewardSet, prompts: Sequence[Prompt]) -> list[Check]:
