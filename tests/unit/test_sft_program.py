@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 from types import SimpleNamespace
 from typing import Any
@@ -14,9 +15,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import trew
 from trew.errors import NumericsError
+from trew.eval import wilson
 from trew.training import sft_program
 from trew.training.sft_program import SftProgram, SftState, held_out_loss, held_out_pairs
 from trew.types import TrainingSample
+from trew.utils.console import Display
 
 LOGPROBS = np.array([-1.0, -9.0, -2.0, -0.5, -0.25, -0.25, -3.0], dtype=np.float32)
 """Of three rows of 3, 3 and 1 tokens; the -9 is of a token that nobody answers with."""
@@ -102,9 +105,26 @@ def test_the_intervals_of_pairs_draw_pairs(seed):
     found = held_out_pairs(plan(seed), ratios, PAIRS_OF_NINE)
     margins = [2 * float(four[:2].sum() - four[2:].sum()) for four in ratios.double().split(4)]
     losses = [math.log1p(math.exp(-m)) for m in margins]
-    for name, values in (("loss", losses), ("accuracy", [float(m > 0) for m in margins])):
-        want = bootstrapped(values, [1] * 9, seed=seed)
-        assert [found[name]["low"], found[name]["high"]] == pytest.approx(want), name
+    assert [found["loss"]["low"], found["loss"]["high"]] == pytest.approx(bootstrapped(losses, [1] * 9, seed=seed))
+    assert found["accuracy"] == wilson(sum(m > 0 for m in margins), 9)._asdict()
+
+
+def test_pairs_that_are_all_right_leave_room_for_others_that_are_not():
+    right = held_out_pairs(plan(), torch.tensor([1.0, 1.0, 0.0, 0.0] * 9), PAIRS_OF_NINE)["accuracy"]
+    assert (right["mean"], right["high"]) == (1.0, 1.0)
+    assert right["low"] == pytest.approx(0.70, abs=0.01)
+
+
+def test_a_single_row_or_pair_has_no_interval_of_its_loss():
+    one = held_out_loss(np.array([-1.0, -3.0]), rows([True, True]), seed=0)["loss"]
+    assert one == {"mean": 2.0, "low": None, "high": None}
+    assert held_out_pairs(plan(), LOG_RATIOS[:4], PAIRS[:2])["loss"]["low"] is None
+    shown = io.StringIO()
+    display = Display()
+    display.console.file = shown
+    found = {"loss": one, "rows": 1, "perplexity": 7.4}
+    display.losses(found, found)
+    assert "2.000" in shown.getvalue()
 
 
 def test_held_out_pairs_take_memory_by_their_number_and_not_its_square():

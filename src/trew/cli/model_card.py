@@ -138,12 +138,13 @@ def _losses(data: RunData, config: Config, step: int) -> Iterator[str]:
     table = ["| | loss | 95 % interval | rows |", "|---|---|---|---|"]
     for what, at in (("before training", 0), (f"this model (step {step})", step)):
         row = next((r for r in reversed(data.rows) if r["step"] == at and "eval_loss" in r), None)
-        values = [] if row is None else [row.get(f"eval_{k}") for k in ("loss", "loss_low", "loss_high", "n")]
-        if not values or not all(isinstance(v, int | float) for v in values):
+        values = [None] * 4 if row is None else [row.get(f"eval_{k}") for k in ("loss", "loss_low", "loss_high", "n")]
+        loss, low, high, rows = (v if isinstance(v, int | float) else None for v in values)
+        if loss is None or rows is None:
             table.append(f"| {what} | not measured | – | – |")
         else:
-            loss, low, high, rows = values
-            table.append(f"| {what} | {loss:.4f} | {low:.4f} to {high:.4f} | {rows} |")
+            interval = "–" if low is None or high is None else f"{low:.4f} to {high:.4f}"  # one row has none
+            table.append(f"| {what} | {loss:.4f} | {interval} | {rows} |")
     yield "\n".join(table)
     mean = "Mean of DPO's loss over pairs" if config.prefers else "Mean over the answers' tokens"
     yield f"{mean}, in nats, on held-out rows of {code(_source(config))}."

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from ..errors import NumericsError
+from ..eval import wilson
 from ..learner import Policy
 from ..objective.preferred import PreferenceWeight
 from ..objective.segments import segment_sum
@@ -39,8 +40,8 @@ class SftState(PolicyState):
 @dataclass(frozen=True, slots=True)
 class _Interval:
     mean: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +138,11 @@ def held_out_loss(logprobs: np.ndarray, samples: Sequence[TrainingSample], *, se
     }  # fmt: skip
 
 
-def _interval(sums: np.ndarray, counts: np.ndarray, *, seed: int) -> dict[str, float]:
-    """The mean over all counts, with a percentile bootstrap interval over whole rows."""
+def _interval(sums: np.ndarray, counts: np.ndarray, *, seed: int) -> dict[str, float | None]:
+    """The mean over all counts, with a percentile bootstrap interval over whole rows; of one row, which says nothing
+    about others, without one."""
+    if len(sums) == 1:
+        return {"mean": float(sums[0] / counts[0]), "low": None, "high": None}
     rng = np.random.default_rng(seed)
     # (RESAMPLES, rows) of indexes, drawn with replacement.
     draws = rng.integers(0, len(sums), (RESAMPLES, len(sums)))
@@ -152,8 +156,8 @@ def reference_logprobs(plan: Plan, policy: Policy, samples: Sequence[TrainingSam
 
 
 def held_out_pairs(plan: Plan, log_ratios: torch.Tensor, samples: Sequence[TrainingSample]) -> dict[str, Any]:
-    """DPO's loss of pairs, the share of them with a positive margin, both with bootstrap intervals over pairs, and the
-    mean margin. Raises NumericsError if a log-ratio is not finite."""
+    """DPO's loss of pairs with a bootstrap interval over pairs, the share of them with a positive margin with its score
+    interval, and the mean margin. Raises NumericsError if a log-ratio is not finite."""
     weight = plan.objective.weight
     assert isinstance(weight, PreferenceWeight)
     lengths = torch.tensor([len(s.token_ids) for s in samples])
@@ -169,6 +173,7 @@ def held_out_pairs(plan: Plan, log_ratios: torch.Tensor, samples: Sequence[Train
     return {
         # -log sigmoid(m) = log(1 + exp(-m)), without overflow.
         "loss": _interval(np.logaddexp(0.0, -found), one, seed=plan.config.seed),
-        "accuracy": _interval((found > 0).astype(np.float64), one, seed=plan.config.seed),
+        # No bootstrap: where all pairs are right, or none is, every draw is, and its interval would be a point.
+        "accuracy": wilson(float((found > 0).sum()), len(found))._asdict(),
         "margin": float(found.mean()), "tokens": len(log_ratios),
     }  # fmt: skip

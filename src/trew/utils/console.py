@@ -168,7 +168,7 @@ class Display:
             table.add_column(heading, justify="left" if heading == "held-out rows" else "right")
         for name, r in (("before training", before), ("after training", after)):
             loss = r["loss"]
-            interval = f"{loss['low']:.3f} to {loss['high']:.3f}"
+            interval = "-" if loss["low"] is None else f"{loss['low']:.3f} to {loss['high']:.3f}"  # of one row alone
             last = f"{r['accuracy']['mean']:.3f}" if paired else f"{r['perplexity']:.4g}"
             table.add_row(f"{name} (n = {r['rows']})", f"{loss['mean']:.3f}", interval, last)
         self.console.print()

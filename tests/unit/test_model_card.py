@@ -1,0 +1,28 @@
+"""The model card by itself: what it says of evaluations, from a recipe and rows of metrics."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from trew.cli.model_card import card
+from trew.config import parse
+
+
+def card_of(folder: Path, table: dict[str, Any], *rows: dict[str, Any], step: int) -> str:
+    (folder / "config.toml").write_text("")
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = parse({"model": "m"} | table, base=folder)
+    return card(config, folder, step, name="mine", base_folder=None)
+
+
+def loss(step: int, n: int, low: float | None, high: float | None) -> dict[str, Any]:
+    return {"step": step, "eval_loss": 2.0, "eval_loss_low": low, "eval_loss_high": high, "eval_n": n}
+
+
+def test_the_loss_of_a_single_row_is_said_without_an_interval(tmp_path):
+    data = {"task": "demonstrations", "train": "rows.jsonl"}
+    text = card_of(tmp_path, {"data": data, "steps": 2}, loss(0, 1, None, None), loss(2, 9, 1.5, 2.5), step=2)
+    assert "| before training | 2.0000 | – | 1 |" in text
+    assert "| this model (step 2) | 2.0000 | 1.5000 to 2.5000 | 9 |" in text
