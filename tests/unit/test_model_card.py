@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from trew.cli.model_card import card
 from trew.config import parse
 
@@ -26,3 +28,14 @@ def test_the_loss_of_a_single_row_is_said_without_an_interval(tmp_path):
     text = card_of(tmp_path, {"data": data, "steps": 2}, loss(0, 1, None, None), loss(2, 9, 1.5, 2.5), step=2)
     assert "| before training | 2.0000 | – | 1 |" in text
     assert "| this model (step 2) | 2.0000 | 1.5000 to 2.5000 | 9 |" in text
+
+
+def test_figures_are_said_to_be_of_the_data_that_they_are_of(tmp_path):
+    data = {"task": "prompts", "train": "org/train-set", "eval": "org/other-set"}
+    row = {"step": 2, "eval_accuracy": 0.5, "eval_low": 0.3, "eval_high": 0.7, "eval_n": 20}
+    text = card_of(tmp_path, {"data": data, "steps": 2, "rewards": [{"name": "gsm8k"}]}, row, step=2)
+    assert "On held-out prompts of `org/other-set`, 1 completion each" in text
+    assert "| prompts | `org/train-set` |" in text
+    head = yaml.safe_load(text.split("---\n")[1])
+    assert head["model-index"][0]["results"][0]["dataset"] == {"name": "org/other-set", "type": "org/other-set"}
+    assert head["datasets"] == ["org/train-set"]

@@ -62,7 +62,7 @@ def _header(config: Config, data: RunData, step: int, *, name: str, license: str
     from huggingface_hub import EvalResult, ModelCardData
 
     figures = _figures(data, step)
-    source = redact(_source(config))
+    source = redact(_held_out(config))
     results = [] if figures is None else [
         EvalResult(
             task_type="text-generation", dataset_type=source, dataset_name=source, metric_type="accuracy",
@@ -128,7 +128,7 @@ def _results(data: RunData, config: Config, step: int) -> Iterator[str]:
     e = config.eval
     how = "greedy" if e.temperature == 0 else f"sampled at temperature {e.temperature:g}"
     yield (
-        f"On held-out prompts of {code(_source(config))}, {e.samples} completion{'s' * (e.samples > 1)} each, "
+        f"On held-out prompts of {code(_held_out(config))}, {e.samples} completion{'s' * (e.samples > 1)} each, "
         f"{how}. One run with one seed: the intervals are of the prompts, and other seeds end elsewhere."
     )
 
@@ -147,7 +147,7 @@ def _losses(data: RunData, config: Config, step: int) -> Iterator[str]:
             table.append(f"| {what} | {loss:.4f} | {interval} | {rows} |")
     yield "\n".join(table)
     mean = "Mean of DPO's loss over pairs" if config.prefers else "Mean over the answers' tokens"
-    yield f"{mean}, in nats, on held-out rows of {code(_source(config))}."
+    yield f"{mean}, in nats, on held-out rows of {code(_held_out(config))}."
 
 
 def _figures(data: RunData, step: int) -> dict[str, Any] | None:
@@ -276,6 +276,14 @@ def _source(config: Config) -> str:
     if config.numbered:
         return _short(config.environment.name)
     return " + ".join(dict.fromkeys(_short(one.train or one.task) for one in config.sets))
+
+
+def _held_out(config: Config) -> str:
+    """The data that evaluations are of, likewise: those of data.eval where a recipe names them."""
+    if config.numbered:
+        return _source(config)
+    own = [one.train or one.task if one.eval == "auto" else one.eval for one in config.sets]
+    return " + ".join(dict.fromkeys(map(_short, own)))
 
 
 # ---- Markdown
