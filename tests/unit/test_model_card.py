@@ -39,3 +39,9 @@ def test_figures_are_said_to_be_of_the_data_that_they_are_of(tmp_path):
     head = yaml.safe_load(text.split("---\n")[1])
     assert head["model-index"][0]["results"][0]["dataset"] == {"name": "org/other-set", "type": "org/other-set"}
     assert head["datasets"] == ["org/train-set"]
+
+
+def test_the_model_of_the_end_is_made_again_without_a_checkpoint(tmp_path):
+    table = {"data": {"task": "gsm8k"}, "steps": 2, "checkpoint": {"every": 0}}
+    assert "trew export model RUN --out FOLDER" in card_of(tmp_path, table, step=2)
+    assert "trew export model RUN --step 1 --out FOLDER" in card_of(tmp_path, table, step=1)

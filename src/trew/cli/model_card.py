@@ -226,7 +226,9 @@ def _reproduced(config: Config, step: int) -> Iterator[str]:
     yield f"trew {__version__}; the recipe, with every setting that is not a default:"
     yield fenced(dump_table(_shared(changed(config))), "toml")
     train = "sft" if config.demonstrates else "train"
-    yield f"    trew {train} recipe.toml --out RUN\n    trew export model RUN --step {step} --out FOLDER"
+    # A run without checkpoints has the model of its end alone.
+    which = "" if step == config.steps else f" --step {step}"
+    yield f"    trew {train} recipe.toml --out RUN\n    trew export model RUN{which} --out FOLDER"
     own = config.environment
     if any(".py:" in name for name in (own.name, *own.tools, *(r.name for r in config.rewards))):
         yield "The recipe names functions in files of the author's, which are not part of this folder."
