@@ -62,6 +62,10 @@ CASES = [
     ({"rollout": {"stop": [""]}}, "rollout.stop: "),
     ({"rollout": {"prompts": 8}, "learner": {"minibatch_prompts": 3}}, "rollout.prompts = 8"),
     ({"rollout": {"prompts": 8}, "learner": {"minibatch_prompts": 9}}, "rollout.prompts = 8"),
+    *(
+        ({"data": {"task": task, "train": "x"}, "sft": {"batch": 8}, "learner": {"minibatch_prompts": n}}, why)
+        for task, n, why in (("demonstrations", 3, "does not divide sft.batch = 8"), ("pairs", 9, "than sft.batch = 8"))
+    ),
     ({"learner": {"lr": float("inf")}}, "learner.lr: got inf"),
     ({"learner": {"adam_beta2": 1.0}}, "learner.adam_beta2: got 1.0"),
     ({"learner": {"warmup_steps": 11}, "steps": 10}, "learner.warmup_steps"),

@@ -292,15 +292,16 @@ def _reference(c: Config) -> Iterator[str]:
 
 def _minibatches(c: Config) -> Iterator[str]:
     minibatch, prompts = c.learner.minibatch_prompts, c.step_prompts
+    key = "sft.batch" if c.demonstrates else "rollout.prompts"
     if minibatch > prompts:
         yield (
-            f"learner.minibatch_prompts: got {minibatch}, which is more than rollout.prompts = {prompts}; accepts 0 "
-            "(all) up to that"
+            f"learner.minibatch_prompts: got {minibatch}, which is more than {key} = {prompts}; accepts 0 (all) up to "
+            "that"
         )
     elif minibatch > 0 and prompts % minibatch:
         yield (
-            f"learner.minibatch_prompts: got {minibatch}, which does not divide rollout.prompts = {prompts}; choose a "
-            "divisor so that all minibatches have equal size"
+            f"learner.minibatch_prompts: got {minibatch}, which does not divide {key} = {prompts}; choose a divisor so "
+            "that all minibatches have equal size"
         )
 
 
