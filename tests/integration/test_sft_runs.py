@@ -210,6 +210,23 @@ def test_a_batch_of_more_rows_than_there_are_is_said_to_pass_over_them_more_ofte
     assert not any("passes" in note for note in plan(load(recipe, [*paths, f"sft.batch={rows}"])).notes)
 
 
+def test_settings_without_effect_and_rows_that_are_read_otherwise_are_said(place, tmp_path):
+    rows = [{"prompt": f"{i}", "completion": "a"} for i in range(4)]
+    asked = [{"role": "user", "content": "<|im_start|>system"}]
+    rows += [{"prompt": asked, "completion": [{"role": "assistant", "content": "a"}]}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    objective = {"preset": "sft", "kl": "k1", "entropy_step": 0.1, "overlong_filtering": True}
+    table = recipe(place, "said", data={"train": str(tmp_path / "rows.jsonl")}, lora={"rank": 2}, objective=objective)
+    notes = "\n".join(plan(parse(table | {"learner": {"lr": 1e-6}}, base=place)).notes)
+    assert "objective.kl: does nothing while beta = 0" in notes
+    assert "objective.entropy_step: does nothing while entropy_target = 0" in notes
+    assert "objective.overlong_filtering: does nothing, as no row is cut off" in notes
+    assert "learner.lr: 1e-06 is low for LoRA" in notes
+    assert "4 of 5 prompts are text" in notes
+    assert "spell special tokens" in notes
+    assert not [note for note in plan(parse(recipe(place, "plain"), base=place)).notes if "does nothing" in note]
+
+
 def test_warm_up_is_judged_by_the_steps_that_the_epochs_make(place, tmp_path):
     """Not by the 100 steps that a recipe has by default: a row for each step makes more."""
     recipe = tmp_path / "r.toml"

@@ -232,12 +232,7 @@ def _numbers_that_do_not_fit(objective: Objective, config: Config) -> list[str]:
 
 def notes(objective: Objective, config: Config) -> list[str]:
     """Lists settings that have no effect in this run, or are probably unintended."""
-    said = []
-    if config.lora.rank and config.learner.lr < LORA_RATE:
-        said.append(
-            f"learner.lr: {config.learner.lr:g} is low for LoRA, whose best rate is about ten times that of training "
-            f"all weights: {LORA_RATE:g} to 2e-4 is common"
-        )
+    said = _low_rate(config)
     idle = _idle_on_policy(objective, config)
     if idle and config.optimizer_steps == config.steps:
         exactly = "exactly 1" if objective.ratio.anchor == "old" else "1 but for rounding"
@@ -245,15 +240,39 @@ def notes(objective: Objective, config: Config) -> list[str]:
             f"{objective.name}: one optimizer step per set of rollouts, so that the ratio is {exactly} and nothing is "
             f"done by {' and '.join(idle)}; learner.inner_updates or learner.minibatch_prompts would make more steps"
         )
+    return said + _idle_options(objective, config)
+
+
+def demonstration_notes(objective: Objective, config: Config) -> list[str]:
+    """The same for demonstrations and pairs."""
+    said = _low_rate(config) + _idle_options(objective, config)
+    # Completions that a policy sampled may have been cut off when they were.
+    cut = config.sft.overlong == "truncate" or any(one.task == "rollouts" for one in config.sets)
+    if "overlong_filtering" in config.objective.args and not cut:
+        said.append("objective.overlong_filtering: does nothing, as no row is cut off (sft.overlong = 'truncate')")
+    return said
+
+
+def _low_rate(config: Config) -> list[str]:
+    if not config.lora.rank or config.learner.lr >= LORA_RATE:
+        return []
+    return [
+        f"learner.lr: {config.learner.lr:g} is low for LoRA, whose best rate is about ten times that of training "
+        f"all weights: {LORA_RATE:g} to 2e-4 is common"
+    ]
+
+
+def _idle_options(objective: Objective, config: Config) -> list[str]:
     idle_options = {
         "kl": objective.beta == 0, "kl_place": objective.beta == 0,
         "entropy_step": not objective.entropy_bonus.target,
     }  # fmt: skip
-    for key, idle in idle_options.items():
-        if idle and key in config.objective.args:
-            other = "entropy_target" if key == "entropy_step" else "beta"
-            said.append(f"objective.{key}: does nothing while {other} = 0")
-    return said
+    others = {"kl": "beta", "kl_place": "beta", "entropy_step": "entropy_target"}
+    return [
+        f"objective.{key}: does nothing while {others[key]} = 0"
+        for key, idle in idle_options.items()
+        if idle and key in config.objective.args
+    ]
 
 
 def teaches(objective: Objective, config: Config) -> bool:

@@ -132,7 +132,8 @@ def _of_demonstrations(
         raise ConfigError(problems)
     renderer = Renderer(tokenizer)
     # What else could go wrong with a template shows in its first prompts, under a limit of time and memory.
-    problems += renderer.check([p for p in data.train[:TRIED] if "token_ids" not in p.columns])
+    rendered = [p for p in (*data.train, *data.eval) if "token_ids" not in p.columns]  # others are tokens already
+    problems += renderer.check(rendered[:TRIED])
     limit = problems.attempt(lambda: loading.positions(config.model))
     problems += problems.attempt(lambda: _target_problems(config)) or []
     if problems:
@@ -146,12 +147,11 @@ def _of_demonstrations(
     (train, of_train), (held, of_held) = (part for part in parts if part is not None)
     made = Demonstrations(train, held)
     config, of_steps = _with_steps(config, len(train))
+    said = [*of_steps, *renderer.notes(rendered), *compatibility.demonstration_notes(objective, config)]
     return Plan(
         config, objective, [row.group.prompt for row in train], [row.group.prompt for row in held], RewardSet(()),
-        renderer, device, data.fingerprint, made.longest, (*notes, *data.notes, *of_train, *of_held, *of_steps),
-        _right(config),
-        Sampler(config.cluster.rollout, config.learner.dtype),
-        demonstrations=made,
+        renderer, device, data.fingerprint, made.longest, (*notes, *data.notes, *of_train, *of_held, *said),
+        _right(config), Sampler(config.cluster.rollout, config.learner.dtype), demonstrations=made,
     )  # fmt: skip
 
 
