@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import tiny
-from trew.config import DataConfig, SftConfig
+from trew.config import Config, DataConfig, SetConfig, SftConfig
 from trew.data import load_prompts
 from trew.data.rows import Row, Split
 from trew.data.tasks.demonstrations import ANSWERS, Rollouts
@@ -145,19 +145,32 @@ def test_rows_that_are_too_long_are_refused_dropped_or_cut():
     (long,) = Encoder(render, loss_on="all").encode(rows[0])
     (short,) = Encoder(render, loss_on="all").encode(rows[1])
     most = len(short.prompt_ids) + len(short.token_ids)
-    settings = SftConfig(max_tokens=most)
+
+    def encoded(overlong: Any, *, limit: int | None = None) -> Any:
+        config = Config(model="m", sft=SftConfig(max_tokens=most, overlong=overlong))
+        return encode(rows, render, config, limit=limit, what="training")
+
     with pytest.raises(DataError, match=rf"1 of 2 training rows are longer than {most} tokens .the longest has"):
-        encode(rows, render, settings, limit=None, what="training")
-    kept, (note,) = encode(rows, render, dataclasses.replace(settings, overlong="drop"), limit=None, what="training")
+        encoded("error")
+    kept, (note,) = encoded("drop")
     assert len(kept) == 1
     assert note.endswith("left out")
-    kept, _ = encode(rows, render, dataclasses.replace(settings, overlong="truncate"), limit=most, what="training")
+    kept, _ = encoded("truncate", limit=most)
     (cut,) = kept[0].group.rollouts
     assert learned(render, cut) == ["yes<|im_end|>"]  # the second answer begins beyond
     half = shortened(long, len(long.prompt_ids) + 2)
     assert half is not None
     assert (half.token_ids.tolist(), half.status) == (long.token_ids[:2].tolist(), "truncated")
     assert shortened(long, len(long.prompt_ids)) is None
+
+
+def test_a_data_set_without_a_row_that_is_short_enough_is_named():
+    rows = [dataclasses.replace(prompt(TALK[:n]), uid=uid) for uid, n in (("a/1", 3), ("b/1", 5))]
+    (short,) = Encoder(renderer(), loss_on="all").encode(rows[0])
+    own = SftConfig(max_tokens=len(short.prompt_ids) + len(short.token_ids), overlong="drop")
+    sets = tuple(SetConfig(name=name, task="demonstrations", train="x") for name in "ab")
+    with pytest.raises(DataError, match="no training rows of data set b are left: all are longer than"):
+        encode(rows, renderer(), Config(model="m", data=sets, sft=own), limit=None, what="training")
 
 
 ROWS = [

@@ -40,10 +40,11 @@ def scored(prompt: Prompt, rollouts: Sequence[Rollout]) -> ScoredGroup:
 
 
 def encode(
-    prompts: Sequence[Prompt], renderer: Renderer, settings: SftConfig, *, limit: int | None, what: str
+    prompts: Sequence[Prompt], renderer: Renderer, config: Config, *, limit: int | None, what: str
 ) -> tuple[list[ScoredGroup], list[str]]:
     """The rows as tokens, and notes. ``limit``: the model's positions. Raises DataError for rows whose tokens are not
-    certain, and for rows that are too long where ``sft.overlong`` says error."""
+    certain, for rows that are too long where ``sft.overlong`` says error, and where no row of a data set is left."""
+    settings = config.sft
     encoder = Encoder(renderer, loss_on=settings.loss_on)
     most = min(n for n in (settings.max_tokens, limit or settings.max_tokens))
     rows, long = [], []
@@ -65,6 +66,12 @@ def encode(
         notes.append(_too_long(settings, long, len(prompts), most, what))
     if not rows:
         raise DataError(f"data: no {what} rows are left: all are longer than {most} tokens")
+    left = {row.group.prompt.data_set for row in rows}
+    if lost := [name for name in config.set_names if name not in left]:
+        raise DataError(
+            f"data: no {what} rows of data set {', '.join(lost)} are left: all are longer than {most} tokens; raise "
+            "sft.max_tokens, or remove the set"
+        )
     return rows, notes
 
 

@@ -139,7 +139,7 @@ def _of_demonstrations(
     if problems:
         raise ConfigError(problems)
     parts = [
-        problems.attempt(lambda rows=rows, what=what: encode(rows, renderer, config.sft, limit=limit, what=what))
+        problems.attempt(lambda rows=rows, what=what: encode(rows, renderer, config, limit=limit, what=what))
         for rows, what in ((data.train, "training"), (data.eval, "held-out"))
     ]
     if problems:
