@@ -61,6 +61,18 @@ def test_what_does_not_change_learning_makes_no_group_but_is_told(tmp_path):
     assert any("track.to, which does not change" in note for note in found["notes"])
 
 
+def test_teachers_on_servers_are_told_apart_by_their_models_and_not_by_their_addresses(tmp_path):
+    folders = []
+    for i, name in enumerate(("small", "small", "large", "large")):
+        teacher = {"endpoint": f"10.0.0.{i}:8000", "model": ""}
+        folders.append(write(tmp_path / f"{name}-{i}", i % 2, 5 + i, teacher=teacher))
+        (folders[-1] / "teacher.json").write_text(json.dumps({"model": name, "ids": [1, 2], "logprobs": [-1.0]}))
+    found = told(folders)
+    assert found["settings_that_differ"] == {"teacher.model": {"small": "small", "large": "large"}}
+    (folders[2] / "teacher.json").unlink()
+    assert load_member(folders[2]).settings["teacher.model"] == ""
+
+
 def test_settings_that_by_leaves_out_are_told_or_refused(tmp_path):
     folders = [write(tmp_path / "x0", 0, 5), write(tmp_path / "x1", 1, 6, **FAST)]
     assert any("runs differ in learner.lr" in note for note in told(folders, by=("objective.preset",))["notes"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from ...rewards.names import names_of
 from ...utils.toml import flatten
 from ..report import RunData, load_run
 from ..report.read import load_samples
+from ..report.safe_files import read_text
 
 _MOST_EVALUATED = 1_000_000
 
@@ -96,7 +98,19 @@ def load_member(folder: Path) -> Member:
     if "objective.preset" not in table:
         raise DataError(f"{folder}: is not a run of trew train (its config.toml has no objective); leave it out")
     settings = {k: v for k, v in table.items() if k not in ("seed", "out")}
+    if settings.get("teacher.endpoint"):
+        settings["teacher.model"] = _served(folder)
     return Member(data, seed, settings, _evaluations(folder, data.rows))
+
+
+def _served(folder: Path) -> str:
+    """The name of the model that taught a run from a server: its address says nothing of what was learned from. Empty
+    if that is not known."""
+    try:
+        known = json.loads(read_text(folder, "teacher.json"))
+    except (OSError, ValueError, RecursionError):
+        return ""
+    return str(known.get("model", "")) if isinstance(known, dict) else ""
 
 
 def _evaluations(folder: Path, rows: Sequence[Mapping[str, Any]]) -> tuple[tuple[int, float], ...]:
