@@ -36,6 +36,23 @@ def test_rows_of_a_file_are_called_by_its_name(model, tmp_path, capsys):
     assert "own.jsonl: 1 prompts, 1 completion each, greedy" in capsys.readouterr().out
 
 
+def test_another_task_takes_its_own_data_and_none_of_the_recipes(model, tmp_path, capsys):
+    (tmp_path / "own.jsonl").write_text('{"prompt": "2 + 2 =", "completion": "4"}\n' * 9)
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(
+        f'model = "{model}"\n[data]\ntask = "demonstrations"\ntrain = "{tmp_path}/own.jsonl"\nargs = {{chat = true}}\n'
+    )
+    asked = {"recipe": recipe, "device": "cpu", "max_tokens": 2, "size": 2}
+    assert command(model, task="arithmetic", **asked) == 0
+    assert "on arithmetic: 2 prompts" in capsys.readouterr().out
+    (tmp_path / "sums.jsonl").write_text('{"question": "2 + 2?", "answer": "#### 4"}\n' * 2)
+    assert command(model, task="gsm8k", data=str(tmp_path / "sums.jsonl"), **asked) == 0
+    assert "on gsm8k: 2 prompts" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match=r"data\.args\.chat: unknown key"):
+        command(model, task="arithmetic", set=("data.args.chat=true",), **asked)
+    assert command(model, task="arithmetic", set=("data.args.largest=9",), **asked) == 0
+
+
 def test_greedy_accuracy_with_its_interval_on_screen_and_on_disk(model, tmp_path, capsys):
     out, rows = tmp_path / "result.json", tmp_path / "completions.parquet"
     assert command(model, **ARITHMETIC, size=6, json=out, completions=rows) == 0

@@ -96,6 +96,8 @@ def eval(
     if temperature is None and samples is not None:
         # Several samples need a temperature: greedy ones would be equal.
         temperature = 0.0 if k == 1 else config.eval.temperature or 1.0
+    if task is not None and recipe is not None:  # the recipe may be a run's
+        config = _of_another_task(config, task, set)
     config = dataclasses.replace(
         # Options of the command line over the recipe.
         config,
@@ -106,8 +108,6 @@ def eval(
         ),
         rollout=dataclasses.replace(config.rollout, **_given(batch=batch)),
     )
-    if task is not None and recipe is not None:  # the recipe may be a run's
-        config = _of_another_task(config, set)
     if not config.numbered:
         # They count what to train on where the recipe names no data; the command line may have named some.
         own = dataclasses.replace(config.environment, episodes=EnvironmentConfig().episodes)
@@ -214,15 +214,19 @@ def _data(config: Config, given: Mapping[str, Any]) -> Any:
     return dataclasses.replace(one_set(config, "--task or --data"), **given) if given else config.data
 
 
-def _of_another_task(config: Config, overrides: Sequence[str]) -> Config:
-    """The settings without what belongs to the recipe's task: its rewards, what counts as correct by them, and settings
-    of demonstrations. What ``overrides`` say of these stays."""
+def _of_another_task(config: Config, task: str, overrides: Sequence[str]) -> Config:
+    """The settings without what belongs to the recipe's task: its data, its rewards, what counts as correct by them,
+    and settings of demonstrations. What ``overrides`` say of these stays."""
+    from ..data.load import of_other_task
+
     keys = [text.partition("=")[0].strip() for text in overrides]
+    own = one_set(config, "--task or --data")
+    data = own if own.task == task else of_other_task(own, task, named=keys)
     rewards = config.rewards if any(key.partition(".")[0] == "rewards" for key in keys) else ()
     usual = EvalConfig()
-    own = [name for name in ("correct_reward", "correct_at") if not {"eval", f"eval.{name}"} & {*keys}]
-    judged = dataclasses.replace(config.eval, **{name: getattr(usual, name) for name in own})
-    return dataclasses.replace(config, rewards=rewards, eval=judged, sft=SftConfig())
+    judged = [name for name in ("correct_reward", "correct_at") if not {"eval", f"eval.{name}"} & {*keys}]
+    eval_ = dataclasses.replace(config.eval, **{name: getattr(usual, name) for name in judged})
+    return dataclasses.replace(config, data=data, rewards=rewards, eval=eval_, sft=SftConfig())
 
 
 def _config(model: str, recipe: Path | None, overrides: tuple[str, ...]) -> Config:

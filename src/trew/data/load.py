@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar, cast
 
 from ..config import DEMONSTRATED, DataConfig, RewardConfig, SetConfig, build
 from ..errors import ConfigError, DataError, Problems, nearest
@@ -144,6 +144,17 @@ def check_task(name: str, accepted: Collection[str] = TASKS) -> None:
     if kind not in accepted or (named and kind != PREFIX):
         accepts = ", ".join(repr(f"{t}:NAME" if t == PREFIX else t) for t in accepted)
         raise ConfigError(f"data.task: got {name!r}{nearest(name, accepted)}, accepts {accepts}")
+
+
+def of_other_task(own: DataConfig, task: str, *, named: Collection[str]) -> DataConfig:
+    """Settings of data for another ``task``: without the rows that are of their own, and without arguments that this
+    one does not take. Keys that are ``named``, as data.args.mode, stay."""
+    usual, kind = DataConfig(), TASKS.get(task.partition(":")[0])
+    takes = {field.name for field in fields(cast(Any, kind))} if kind else set()
+    rows = [key for key in ("train", "eval", "prompt_column") if not {"data", f"data.{key}"} & {*named}]
+    whole = bool({"data", "data.args"} & {*named})
+    args = {k: v for k, v in own.args.items() if whole or k in takes or f"data.args.{k}" in named}
+    return replace(own, task=task, args=args, **{key: getattr(usual, key) for key in rows})
 
 
 def make_task(config: DataConfig) -> Task:
