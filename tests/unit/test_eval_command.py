@@ -180,8 +180,15 @@ def test_a_run_and_its_final_weights_are_evaluated_by_its_recipe(tmp_path, capsy
     (tmp_path / "outside.toml").write_text(config)
     (run / "config.toml").unlink()
     (run / "config.toml").symlink_to(tmp_path / "outside.toml")
-    with pytest.raises(ConfigError, match="is a link"):
+    with pytest.raises(ConfigError, match=r"is a link.*give a recipe with --recipe FILE"):
         command(str(run))
+    capsys.readouterr()
+    for named in (run, final):  # as the message says
+        assert command(str(named), recipe=tmp_path / "outside.toml") == 0
+        assert f"{final} on arithmetic: 5 prompts" in capsys.readouterr().out
+    final.rename(run / "moved")
+    with pytest.raises(ConfigError, match="has no final weights yet"):
+        command(str(run), recipe=tmp_path / "outside.toml")
 
 
 def test_a_run_without_final_weights_says_so(tmp_path):

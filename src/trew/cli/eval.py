@@ -85,10 +85,12 @@ def eval(
         json: Write the result to this file.
         completions: Write every completion with its score to this parquet file.
     """
-    # A run stands for its final weights, measured by its own recipe.
-    if (run := run_of(Path(model))) is not None and recipe is None:
+    # A run stands for its final weights, measured by its own recipe unless another one is given.
+    if (run := run_of(Path(model))) is not None and (recipe is None or Path(model) == run):
+        if recipe is None:
+            _check_recipe(run)
         _check_run(run, named=Path(model))
-        model, recipe = str(run / "final"), run / "config.toml"
+        model, recipe = str(run / "final"), recipe or run / "config.toml"
     _refuse_folder_of_runs(Path(model))
     config = _config(model, recipe, set)
     trained = _trained(run, recipe, set)
@@ -189,11 +191,10 @@ def refuse_reward_model(run: Path) -> None:
 
 
 def _check_run(run: Path, *, named: Path) -> None:
-    """Raises ConfigError if the run's recipe is not a regular file, or the run has no final weights, or other ones by
-    now; those that are ``named`` themselves are as they are."""
+    """Raises ConfigError if the run has no final weights, or other ones by now; those that are ``named`` themselves are
+    as they are."""
     from ..training.exporting import has_gone_on
 
-    _check_recipe(run)
     refuse_reward_model(run)
     why = "" if (run / "final").is_dir() else "has no final weights yet (folder final)"
     if named == run and has_gone_on(run):
