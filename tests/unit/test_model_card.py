@@ -45,3 +45,16 @@ def test_the_model_of_the_end_is_made_again_without_a_checkpoint(tmp_path):
     table = {"data": {"task": "gsm8k"}, "steps": 2, "checkpoint": {"every": 0}}
     assert "trew export model RUN --out FOLDER" in card_of(tmp_path, table, step=2)
     assert "trew export model RUN --step 1 --out FOLDER" in card_of(tmp_path, table, step=1)
+
+
+def test_a_checkpoint_has_the_time_and_the_warnings_up_to_its_step(tmp_path):
+    warnings = [{"step": step, "rule": "kl", "text": f"moved by {step}"} for step in (1, 2)]
+    summary = {"steps": 2, "seconds": 7200.0, "device": "cpu", "warnings": warnings}
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    rows = [{"step": 1, "seconds": 1800.0}, {"step": 2, "seconds": 5400.0}]
+    table = {"data": {"task": "gsm8k"}, "steps": 2}
+    early, late = (card_of(tmp_path, table, *rows, step=step) for step in (1, 2))
+    assert "0.50 hours of steps" in early
+    assert ("moved by 1" in early, "moved by 2" in early) == (True, False)
+    assert "2.00 hours of steps" in late
+    assert "moved by 2" in late

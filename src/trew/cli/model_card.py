@@ -37,7 +37,7 @@ def card(config: Config, run: Path, step: int, *, name: str, base_folder: Path |
     license = license or licence_of(config.model, base_folder)
     parts = [
         f"# {_words(name)}", _introduction(config, license), "## Results", *_results(data, config, step),
-        "## Training", *_training(config, data), "## Use", _use(), "## Made by", *_reproduced(config, step),
+        "## Training", *_training(config, data, step), "## Use", _use(), "## Made by", *_reproduced(config, step),
     ]  # fmt: skip
     return _header(config, data, step, name=name, license=license) + redact("\n\n".join(parts)) + "\n"
 
@@ -162,15 +162,15 @@ def _figures(data: RunData, step: int) -> dict[str, Any] | None:
 _MEASURED = ("accuracy", "low", "high", "n")
 
 
-def _training(config: Config, data: RunData) -> Iterator[str]:
+def _training(config: Config, data: RunData, step: int) -> Iterator[str]:
     described = describe(config.objective.preset, **config.objective.args)
     papers = "".join(f" ([source]({link}))" for link in described.papers[:1])
     yield f"Objective {code(config.objective.preset)}{papers}: {_words(described.summary)}"
     yield fenced(described.objective.equation(), "text")
-    rows = {**_settings(config), **_circumstances(data)}
+    rows = {**_settings(config), **_circumstances(data, step)}
     # A bar would end the cell, even inside code.
     yield "\n".join(["| | |", "|---|---|", *(f"| {k} | {v.replace('|', chr(92) + '|')} |" for k, v in rows.items())])
-    if warned := _warnings(data):
+    if warned := _warnings(data, step):
         yield "Warnings of the run:\n\n" + "\n".join(f"* {code(text)}" for text in warned)
 
 
@@ -194,21 +194,24 @@ def _settings(c: Config) -> dict[str, str]:
     }  # fmt: skip
 
 
-def _circumstances(data: RunData) -> dict[str, str]:
-    """The versions and the time of the run, as far as its summary has them."""
+def _circumstances(data: RunData, step: int) -> dict[str, str]:
+    """The versions of the run and its time up to a step, as far as its summary has them."""
     rows = {}
     versions = data.summary.get("versions")
     if isinstance(versions, Mapping):
         rows["versions"] = code(", ".join(f"{k} {v}" for k, v in versions.items()))
     if isinstance(seconds := data.summary.get("seconds"), int | float):
+        if step != data.summary.get("steps"):  # of a checkpoint: the run went on behind it
+            seconds = sum(row.get("seconds") or 0.0 for row in data.rows if row["step"] <= step)
         rows["time"] = f"{seconds / 3600:.2f} hours of steps on {code(str(data.summary.get('device', '')))}"
     return rows
 
 
-def _warnings(data: RunData) -> list[str]:
-    """The texts of the run's first 20 warnings."""
+def _warnings(data: RunData, step: int) -> list[str]:
+    """The texts of the run's first 20 warnings up to a step."""
     found = data.summary.get("warnings")
-    tables = [w for w in found if isinstance(w, Mapping)][:20] if isinstance(found, list) else []
+    tables = [w for w in found if isinstance(w, Mapping)] if isinstance(found, list) else []
+    tables = [w for w in tables if not isinstance(at := w.get("step"), int) or at <= step][:20]
     return [text for w in tables if (text := str(w.get("text") or w.get("message") or ""))]
 
 
