@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 import tiny
 from test_bridge import REFUSED
+from trew.cli.talk import Session
 from trew.errors import ConfigError
 from trew.rollout import Renderer
 from trew.rollout.conversation import UID, Answer, Conversation, Voice, certain
@@ -188,6 +190,16 @@ def test_what_cannot_be_a_chat_is_refused():
     drops = "{% for m in messages if m.role != 'system' %}{{ m.content }}<|im_end|>{% endfor %}"
     with pytest.raises(ConfigError, match="drops the system message"):
         Conversation(engine(template=drops), system="be brief")
+
+
+def test_what_a_program_gets_is_json_and_remarks_stand_beside_it(capsys):
+    rewrites = tiny.CHATML.replace("{{ m['role'] }}", "{{ m['role'] ~ loop.length }}")
+    session = Session([Voice("answer", "m", engine(template=rewrites), system="")], Sampling(max_tokens=2))
+    session.as_json("a<|im_end|>")
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["answer"]["tokens"] == 2
+    assert "note: each turn is rendered anew" in printed.err
+    assert "(special tokens in the question were passed on as plain text)" in printed.err
 
 
 def test_text_that_may_still_change_waits():

@@ -74,8 +74,10 @@ class Session:
         return 0
 
     def as_json(self, question: str) -> int:
-        """Prints the answers to one question as a JSON object."""
+        """Prints the answers to one question as a JSON object; what is not as it was said, beside it."""
+        self._notes(sys.stderr)
         answers = {voice.name: self._whole(voice, question) for voice in self.voices}
+        self._tell_escaped(sys.stderr)
         print(json.dumps({**self._record(), **answers}, indent=2, ensure_ascii=False))
         return 0
 
@@ -284,15 +286,18 @@ class Session:
             if answer.reason in endings and (sys.stdout.isatty() or answer.reason == "length"):
                 who = f"{voice.name} " if len(self.voices) > 1 else ""
                 print(f"({who}{endings[answer.reason]})", file=_aside(), flush=True)
-        escaped = max(voice.conversation.escaped for voice in self.voices)
-        if escaped > self._escaped:
-            self._escaped = escaped
-            print("(special tokens in the question were passed on as plain text)", file=_aside(), flush=True)
+        self._tell_escaped(_aside())
         if sys.stdout.isatty():
             count = sum(answer.tokens for answer in answers)
             self.display.console.print(
                 Text(f"({count} tokens, {count / max(seconds, 1e-9):.0f} per second)", style="dim")
             )
+
+    def _tell_escaped(self, file: Any) -> None:
+        escaped = max(voice.conversation.escaped for voice in self.voices)
+        if escaped > self._escaped:
+            self._escaped = escaped
+            print("(special tokens in the question were passed on as plain text)", file=file, flush=True)
 
     def _say(self, text: str) -> None:
         print(visible(text), flush=True)
