@@ -15,6 +15,8 @@ from trew.training import start
 from trew.types import Prompt, Score, ScoredGroup
 from trew.utils.console import Display, Silent
 
+CELL = 'style="text-align:right;padding:2px 8px"'
+
 
 @pytest.fixture
 def shown(monkeypatch):
@@ -54,6 +56,23 @@ def test_a_recipe_may_be_a_mapping_and_rows_are_told_as_they_are_written(tmp_pat
     assert "model: " not in block  # where files are is the command's affair
     assert any("training: " in at and 'value="1" max="2"' in at for at in shown.drawn)
     assert "data:image/svg+xml;base64," in block
+
+
+def test_a_training_on_demonstrations_shows_its_loss(tmp_path, shown):
+    (tmp_path / "rows.jsonl").write_text("".join(f'{{"prompt": "{i}", "completion": "a"}}\n' for i in range(9)))
+    trew.train(
+        {
+            "model": str(tiny.save(tmp_path / "model")), "out": str(tmp_path / "run"), "eval": {"size": 1},
+            "data": {"task": "demonstrations", "train": str(tmp_path / "rows.jsonl")}, "sft": {"batch": 4},
+        },
+        display=shown,
+    )  # fmt: skip
+    block = shown.drawn[-1]
+    loss = trew.load_run(tmp_path / "run").summary["loss_after"]["mean"]
+    assert f"after training (n = 1)</td><td {CELL}>{loss:.3f}</td><td {CELL}>-" in block
+    assert ">gradient<" in block
+    assert 'alt="loss over the steps"' in block
+    assert "held out, 95 %" in trew.curves(tmp_path / "run", metrics="loss").svg
 
 
 def test_what_a_listener_raises_ends_the_run_and_it_can_be_resumed(tmp_path):

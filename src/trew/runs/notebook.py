@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..types import ScoredGroup
-from ..utils.console import COLUMNS, Bar, Display, Silent, duration
+from ..utils.console import Bar, Display, Silent, columns_of, duration
 from ..utils.metric_rows import is_evaluation
 from ..utils.secrets import redact
 from .report.read import RunData, load_run
@@ -26,6 +26,10 @@ from .report.text import shorten, visible
 SAMPLES, LONGEST = 2, 600
 REFRESH_S = 0.2
 WINDOW = 5
+_HELD_OUT = {
+    "accuracy": ("eval_accuracy", "eval_low", "eval_high"), "loss": ("eval_loss", "eval_loss_low", "eval_loss_high"),
+}  # fmt: skip
+"""Metrics that evaluations measure on held-out data, too: the value there, and the ends of its interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,7 @@ def curves(
     *runs: str | Path | RunData, metrics: Sequence[str] = ("reward", "accuracy"), window: int = WINDOW
 ) -> Picture:
     """Metrics of one or several runs over the steps: means of the last ``window`` steps, the values themselves faintly
-    behind them, and with ``accuracy`` the held-out accuracy with its 95 % interval.
+    behind them, and with ``accuracy`` the held-out accuracy with its 95 % interval, with ``loss`` that of trew sft.
 
         trew.curves("runs/first")
         trew.curves("runs/a", "runs/b", metrics=["reward"]).save("reward.svg")
@@ -67,16 +71,14 @@ def curves(
 def _series(
     rows: Sequence[Mapping[str, Any]], metric: str, *, colour: int, named: str, window: int
 ) -> tuple[Series, Series, Series]:
-    """A metric as faint values, their running mean, and the evaluations that belong to it (none but for accuracy)."""
+    """A metric as faint values, their running mean, and the evaluations that belong to it."""
     # Rows without the metric leave gaps in the steps, not zeros.
     points = [(row["step"], row[metric]) for row in rows if row.get(metric) is not None]
     x, y = [step for step, _ in points], [value for _, value in points]
-    evals = [row for row in rows if row.get("eval_accuracy") is not None] if metric == "accuracy" else []
+    names = _HELD_OUT.get(metric, _HELD_OUT["accuracy"])
+    evals = [row for row in rows if row.get(names[0]) is not None] if metric in _HELD_OUT else []
     # An evaluation without an interval is a point without a bar.
-    held_out = [
-        [row["eval_accuracy"] if row.get(f"eval_{name}") is None else row[f"eval_{name}"] for row in evals]
-        for name in ("accuracy", "low", "high")
-    ]
+    held_out = [[row[names[0]] if row.get(name) is None else row[name] for row in evals] for name in names]
     return (
         Series("", x, y, style="faint", colour=colour),
         Series(f"{named}{metric}", x, running_mean(y, window=window), colour=colour),
@@ -177,6 +179,15 @@ class Notebook(Silent):
         self._table = _html_table(("held-out prompts", "accuracy", "95 % interval"), rows)
         self.show()
 
+    def losses(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+        rows = []
+        for name, result in (("before training", before), ("after training", after)):
+            loss = result["loss"]
+            ends = "-" if loss["low"] is None else f"{loss['low']:.3f} to {loss['high']:.3f}"
+            rows.append((f"{name} (n = {result['rows']})", f"{loss['mean']:.3f}", ends))
+        self._table = _html_table(("held-out rows", "loss", "95 % interval"), rows)
+        self.show()
+
     def files(self, files: Mapping[str, str]) -> None:
         self._lines += [f"{name}: {path}" for name, path in files.items()]
         self.show()
@@ -211,21 +222,24 @@ class Notebook(Silent):
         return f'<div style="font-family:system-ui,sans-serif;font-size:13px;max-width:760px">{"".join(parts)}</div>'
 
     def _chart(self) -> str:
-        steps = [row for row in self._rows if row.get("reward") is not None]
+        # Rows of trew sft have an epoch, and no reward.
+        metrics = ("loss",) if any("epoch" in row for row in self._rows) else ("reward", "accuracy")
+        steps = [row for row in self._rows if row.get(metrics[0]) is not None]
         if len(steps) < 2:
             return ""
         series: list[Series] = []
-        for colour, metric in enumerate(("reward", "accuracy")):
+        for colour, metric in enumerate(metrics):
             series += _series(self._rows, metric, colour=colour, named="", window=WINDOW)
         # As an image: viewers of notebooks that nobody trusts remove styles and SVG from HTML.
         svg = base64.b64encode(line_chart(series, width=720, height=260).encode()).decode()
-        return f'<img alt="reward and accuracy over the steps" src="data:image/svg+xml;base64,{svg}">'
+        return f'<img alt="{" and ".join(metrics)} over the steps" src="data:image/svg+xml;base64,{svg}">'
 
     def _last_row(self) -> str:
         rows = [row for row in self._rows if not is_evaluation(row)]
         if not rows:
             return ""
-        shown = [(head, form.format(v)) for k, (head, form) in COLUMNS.items() if (v := rows[-1].get(k)) is not None]
+        columns = columns_of(rows[-1]).items()
+        shown = [(head, form.format(v)) for k, (head, form) in columns if (v := rows[-1].get(k)) is not None]
         return _html_table([head for head, _ in shown], [[value for _, value in shown]])
 
 

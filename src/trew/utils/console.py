@@ -50,6 +50,13 @@ WIDTH = 9
 HEADING_EVERY = 25
 
 
+def columns_of(row: Mapping[str, Any]) -> Mapping[str, tuple[str, str]]:
+    """What is shown of a step's row: heading and format by metric."""
+    # Rows of trew sft have an epoch, and of pairs a margin as well.
+    given = OF_PAIRS if "preference_margin" in row else OF_DEMONSTRATIONS
+    return given if "epoch" in row else COLUMNS
+
+
 class Display:
     """Prints a run to a terminal, or as plain lines if there is none.
 
@@ -115,9 +122,7 @@ class Display:
 
     def step(self, row: Mapping[str, Any]) -> None:
         """One row of numbers."""
-        # Rows of trew sft have an epoch, and of pairs a margin as well.
-        given = OF_PAIRS if "preference_margin" in row else OF_DEMONSTRATIONS
-        columns = given if "epoch" in row else COLUMNS
+        columns = columns_of(row)
         if self.rows % HEADING_EVERY == 0:
             self.console.print(
                 Text("".join(f"{h:>{WIDTH}}" for h, _ in columns.values()), style="bold"), soft_wrap=True
