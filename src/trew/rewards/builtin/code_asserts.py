@@ -7,9 +7,26 @@ compared here. Asserts of any other shape (loops, helpers, tolerances) run in a 
 from __future__ import annotations
 
 import ast
+import bisect
 import builtins
-import importlib
+import cmath
+import collections
+import copy
+import datetime
+import decimal
+import fractions
+import functools
+import heapq
+import itertools
 import json
+import math
+import operator
+import random
+import re
+import statistics
+import string
+import sys
+import typing
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -20,8 +37,13 @@ from typing import Any
 from . import code_values
 
 # Modules that asserts in the public sets use without importing them: their references happen to.
-COMMON = ("bisect", "cmath", "collections", "copy", "datetime", "decimal", "fractions", "functools", "heapq",
-          "itertools", "math", "operator", "random", "re", "statistics", "string", "sys")  # fmt: skip
+COMMON = {
+    module.__name__: module
+    for module in (
+        bisect, cmath, collections, copy, datetime, decimal, fractions, functools, heapq, itertools, math, operator,
+        random, re, statistics, string, sys,
+    )
+}  # fmt: skip
 _SINGLETONS = (None, True, False)
 
 
@@ -182,9 +204,9 @@ def _defined(tree: ast.AST) -> set[str]:
 
 def _public(module: str) -> set[str]:
     """The names that ``from module import *`` binds; none for a module that is not one of these."""
-    if module not in (*COMMON, "typing"):  # a data row must not choose what is imported here
+    found = typing if module == "typing" else COMMON.get(module)  # a data row must not choose what is imported here
+    if found is None:
         return set()
-    found = importlib.import_module(module)
     return set(getattr(found, "__all__", ())) or {name for name in vars(found) if not name.startswith("_")}
 
 
