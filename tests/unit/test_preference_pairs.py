@@ -9,7 +9,7 @@ import pytest
 
 import tiny
 from test_demonstrations import learned, renderer, whole
-from trew.config import DataConfig, SftConfig
+from trew.config import Config, DataConfig, SftConfig
 from trew.data import load_prompts
 from trew.data.load import make_task
 from trew.errors import DataError
@@ -22,6 +22,10 @@ ASKED = [{"role": "user", "content": "2 + 2?"}]
 
 def said(text: str) -> list[dict[str, str]]:
     return [{"role": "assistant", "content": text}]
+
+
+def settings(**sft: Any) -> Config:
+    return Config(model="m", sft=SftConfig(**sft))
 
 
 def read(tmp_path, *rows: dict[str, Any], **args: Any) -> list[Prompt]:
@@ -46,7 +50,7 @@ FORMS: dict[str, dict[str, Any]] = {
 def test_every_form_of_a_chat_is_the_same_pair(tmp_path, form):
     render = renderer()
     (prompt,) = read(tmp_path, FORMS[form])
-    ([row], notes) = encode([prompt], render, SftConfig(), limit=None, what="training")
+    ([row], notes) = encode([prompt], render, settings(), limit=None, what="training")
     assert notes == []
     assert [score.value for score in row.scores] == [1.0, 0.0]
     chosen, rejected = row.group.rollouts
@@ -58,7 +62,7 @@ def test_every_form_of_a_chat_is_the_same_pair(tmp_path, form):
 
 def test_texts_as_they_stand_or_as_a_chat(tmp_path):
     render, row = Renderer(tiny.tokenizer(chat=False)), {"prompt": "2+2=", "chosen": "4", "rejected": "5"}
-    ([pair], _) = encode(read(tmp_path, row), render, SftConfig(), limit=None, what="training")
+    ([pair], _) = encode(read(tmp_path, row), render, settings(), limit=None, what="training")
     assert [whole(render, r) for r in pair.group.rollouts] == ["2+2=4<|endoftext|>", "2+2=5<|endoftext|>"]
     (prompt,) = read(tmp_path, row, chat=True, system="be brief")
     assert [m["content"] for m in prompt.messages or ()] == ["be brief", "2+2="]
@@ -97,13 +101,13 @@ def test_answers_that_the_template_makes_equal_are_refused(tmp_path):
     strips = renderer(tiny.CHATML.replace("{{ m['content'] }}", "{{ m['content'] | trim }}"))
     prompts = read(tmp_path, {"prompt": ASKED, "chosen": "4", "rejected": "4 "})
     with pytest.raises(DataError, match="chosen and rejected have the same tokens"):
-        encode(prompts, strips, SftConfig(), limit=None, what="training")
+        encode(prompts, strips, settings(), limit=None, what="training")
 
 
 def test_a_pair_with_one_answer_too_long_goes_as_a_whole(tmp_path):
     prompts = read(tmp_path, FORMS["texts"], {"prompt": ASKED, "chosen": "4", "rejected": "x" * 300})
-    rows, (note,) = encode(prompts, renderer(), SftConfig(max_tokens=120, overlong="drop"), limit=None, what="training")
+    rows, (note,) = encode(prompts, renderer(), settings(max_tokens=120, overlong="drop"), limit=None, what="training")
     assert len(rows) == 1
     assert note.startswith("1 of 2 training rows are longer than 120 tokens")
     with pytest.raises(DataError, match="1 of 2 training rows are longer than 120 tokens"):
-        encode(prompts, renderer(), SftConfig(max_tokens=120), limit=None, what="training")
+        encode(prompts, renderer(), settings(max_tokens=120), limit=None, what="training")
