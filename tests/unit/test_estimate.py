@@ -457,7 +457,7 @@ def test_the_command_says_it_all_and_loads_no_weights(recipe, capsys, monkeypatc
     text = capsys.readouterr().out
     for word in ("weights", "gradients", "optimizer", "reference", "cache", "activations", "peak about", "s a step"):
         assert word in text
-    assert re.search(r"^eval +\d+ prompts x 1 completions of up to \d+; \d+ rows decoded at once$", text, re.MULTILINE)
+    assert re.search(r"^eval +\d+ prompts x 1 completion of up to \d+; \d+ rows decoded at once$", text, re.MULTILINE)
     call(recipe, "--json", "--set", "lora.rank=4", "kernels=plain")
     found = json.loads(capsys.readouterr().out)
     assert found["peak_bytes"] == max(sum(parts.values()) for parts in found["memory"].values())

@@ -38,8 +38,8 @@ def _about(e: Estimate) -> list[str]:
         ]
     own = e.load.evaluation if "evaluating" in e.memory.parts else None
     evaluation = [] if own is None else [
-        f"eval     {e.held_out} prompts x {c.eval.samples} completions of up to {own.completion}; {own.rows} rows "
-        "decoded at once"
+        f"eval     {e.held_out} prompts x {c.eval.samples} completion{'s' * (c.eval.samples > 1)} of up to "
+        f"{own.completion}; {own.rows} rows decoded at once"
     ]  # fmt: skip
     return [
         f"model    {c.model}: {_count(s.weights)} weights{trained}; on {e.machine.device}",
