@@ -125,6 +125,14 @@ def test_verl_s_filter_of_groups_compares_what_ours_does(
     assert keys["algorithm.filter_groups.metric"] == metric
 
 
+@pytest.mark.parametrize("name", ["dapo", "grpo"])
+def test_a_reward_that_decides_what_is_correct_and_is_not_there_is_refused(name: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"eval.correct_reward: got 'gsm9k' \(did you mean 'gsm8k'\?\), accepts gsm8k"
+    ):
+        exported({"preset": name}, {"name": "gsm8k"}, *FORMATS, eval={"correct_reward": "gsm9k"})
+
+
 def test_what_verl_s_old_trainer_and_its_gdpo_leave_out_is_listed() -> None:
     made = exported({"preset": "gdpo", "dynamic_sampling": True, "overlong_cache": 8}, {"name": "gsm8k"}, *FORMATS)
     assert made.keys["trainer.use_v1"] == "False"

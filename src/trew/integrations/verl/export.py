@@ -12,7 +12,7 @@ from typing import Any
 
 from ...config import Config, RewardConfig, one_set
 from ...data.load import make_task
-from ...errors import ConfigError
+from ...errors import ConfigError, nearest
 from ...models.default import DEFAULT_MODEL
 from ...objective import Objective, preset
 from ...objective.advantage import PassAtK
@@ -191,12 +191,19 @@ def _rewards(config: Config) -> Sequence[RewardConfig]:
     if not rewards:
         raise ConfigError("rewards: got none, and the task has none of its own; verl needs one as well")
     refuse(rewards)
+    names, judge = _names(rewards), config.eval.correct_reward
+    if judge and judge not in names:
+        raise ConfigError(f"eval.correct_reward: got {judge!r}{nearest(judge, names)}, accepts {', '.join(names)}")
     return rewards
+
+
+def _names(rewards: Sequence[RewardConfig]) -> list[str]:
+    return names_of([dataclasses.asdict(reward) for reward in rewards])
 
 
 def _parts(config: Config) -> dict[str, str]:
     """The key under which our compute_score returns each reward's number, by the reward's name."""
-    names = names_of([dataclasses.asdict(reward) for reward in _rewards(config)])
+    names = _names(_rewards(config))
     return dict(zip(names, keys_of(names), strict=True))
 
 
