@@ -64,15 +64,20 @@ def encode(
         )
     if long:
         notes.append(_too_long(settings, long, len(prompts), most, what))
-    if not rows:
-        raise DataError(f"data: no {what} rows are left: all are longer than {most} tokens")
-    left = {row.group.prompt.data_set for row in rows}
-    if lost := [name for name in config.set_names if name not in left]:
-        raise DataError(
-            f"data: no {what} rows of data set {', '.join(lost)} are left: all are longer than {most} tokens; raise "
-            "sft.max_tokens, or remove the set"
-        )
+    _refuse_empty(rows, config, most, what)
     return rows, notes
+
+
+def _refuse_empty(rows: Sequence[ScoredGroup], config: Config, most: int, what: str) -> None:
+    """Raises DataError where no row, or none of one of several data sets, is left."""
+    left = {row.group.prompt.data_set for row in rows}
+    lost = [name for name in config.set_names if name not in left]
+    if lost or not rows:
+        of = f" of data set {', '.join(lost)}" if lost else ""
+        advice = ", or remove the set" if lost else ""
+        raise DataError(
+            f"data: no {what} rows{of} are left: all are longer than {most} tokens; raise sft.max_tokens{advice}"
+        )
 
 
 def _fitted(rollouts: Sequence[Rollout], most: int, *, cut: bool) -> list[Rollout]:

@@ -32,7 +32,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeGuard
 
 from . import code_values
 
@@ -150,13 +150,19 @@ def _idle_assert(nodes: Sequence[ast.AST]) -> str:
             return f"{ast.unparse(node):.80}: a tuple is always true; take the brackets around it off"
     used = {node.id for node in nodes if isinstance(node, ast.Name)}
     used |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-    for node in nodes:
-        # check is called with the function; a decorator may call what it is given.
-        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or node.decorator_list or node.name == "check":
-            continue
-        if node.name not in used and any(isinstance(inner, ast.Assert) for inner in ast.walk(node)):
-            return f"{node.name} has asserts and nothing calls it; call it behind its definition, or name it check"
-    return ""
+    idle = next((node.name for node in nodes if _is_test(node) and node.name not in used), "")
+    return f"{idle} has asserts and nothing calls it; call it behind its definition, or name it check" if idle else ""
+
+
+def _is_test(node: ast.AST) -> TypeGuard[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Whether it is a function with asserts that runs only where something calls it by name."""
+    # check is called with the function; a decorator may call what it is given.
+    return (
+        isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        and not node.decorator_list
+        and node.name != "check"
+        and any(isinstance(inner, ast.Assert) for inner in ast.walk(node))
+    )
 
 
 def _call_problem(node: ast.AST, names: set[str], functions: set[str], guarded: set[int]) -> str:
