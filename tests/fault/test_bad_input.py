@@ -315,6 +315,7 @@ REFUSED: dict[str, str] = {
     "eval model --task arithmetic --max-tokens 4000": "the model has 512 positions",
     "eval model --task arithmetic --json taken": "is a folder",
     "eval model --task arithmetic --json none/x.json": "its folder is missing",
+    "eval model --task arithmetic --json x.out --completions ./x.out": "another output of this command goes there",
     "eval model --task prompts --data one.jsonl": "give a --recipe with [[rewards]]",
     "eval model --data g_long.jsonl --max-tokens 2": "the model has 512 positions",
     "eval model --data g.jsonl --set data.max_prompt_tokens=3": "data.max_prompt_tokens to at least",

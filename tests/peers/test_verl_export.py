@@ -57,6 +57,12 @@ def composed(keys):
         return compose("ppo_trainer", overrides=[f"{key}={value}" for key, value in keys.items()])
 
 
+def test_paths_arrive_as_they_are_written():
+    files = "lr=1,2/{a} b.parquet", "1"
+    there = composed(export(dataclasses.replace(recipe(), model="of, mine"), files=files).keys)
+    assert (there.data.train_files, there.data.val_files, there.actor_rollout_ref.model.path) == (*files, "of, mine")
+
+
 def recipe(**objective):
     return parse({"model": "m", "data": {"task": "gsm8k", "train": "rows"}, "objective": objective})
 

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -266,7 +266,7 @@ def prepare(
         limits.refuse(trained.config)  # as much is generated as that held out
     # ---- what needs no model and no data
     problems = Problems(validate(config))
-    problems += [problem for file in files if file is not None for problem in _file_problems(file)]
+    problems += _file_problems([file for file in files if file is not None])
     c = config
     # ---- the parts, each of which may fail by itself
     device = problems.attempt(lambda: loading.resolve_device(c.device))
@@ -339,15 +339,17 @@ def _tokenizer(config: Config, problems: Problems, *, notes: list[str]) -> Any:
     )
 
 
-def _file_problems(file: Path) -> list[str]:
-    """Says why an output file cannot be written; checked first, because the evaluation before it may take hours."""
-    if file.is_dir():
-        return [f"{file}: cannot be written: is a folder; choose another file"]
-    if not file.parent.is_dir():
-        return [f"{file}: cannot be written: its folder is missing; create it or choose another file"]
-    if not os.access(file.parent, os.W_OK):
-        return [f"{file}: cannot be written: no permission in {file.parent}; choose another file"]
-    return []
+def _file_problems(files: Sequence[Path]) -> Iterator[str]:
+    """Yields why output files cannot be written; checked first, because the evaluation before it may take hours."""
+    for i, file in enumerate(files):
+        refused = {
+            "another output of this command goes there;": file.resolve() in [other.resolve() for other in files[:i]],
+            "is a folder;": file.is_dir(),
+            "its folder is missing; create it or": not file.parent.is_dir(),
+            f"no permission in {file.parent};": not os.access(file.parent, os.W_OK),
+        }
+        if why := next((why for why, so in refused.items() if so), ""):
+            yield f"{file}: cannot be written: {why} choose another file"
 
 
 def _rewards(config: Config, defaults: Sequence[RewardConfig], problems: Problems) -> RewardSet | None:

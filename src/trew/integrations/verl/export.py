@@ -95,9 +95,9 @@ def _run(config: Config, files: tuple[str, str], lost: list[str]) -> dict[str, s
         lost.append(f"model = {DEFAULT_MODEL!r}: the weights as published, {ON_HUB}, which differ a little")
     name = config.out.replace("\\", "/").rpartition("/")[2] or "run"
     keys = {
-        "data.train_files": files[0], "data.val_files": files[1],
+        "data.train_files": _path(files[0]), "data.val_files": _path(files[1]),
         "data.shuffle": hydra(one_set(config, "verl's command").shuffle),
-        "data.seed": str(config.seed), "actor_rollout_ref.model.path": model, f"{ROLLOUT}name": "vllm",
+        "data.seed": str(config.seed), "actor_rollout_ref.model.path": _path(model), f"{ROLLOUT}name": "vllm",
         f"{ROLLOUT}tensor_model_parallel_size": "1", "trainer.n_gpus_per_node": "1", "trainer.nnodes": "1",
         "trainer.total_training_steps": str(config.steps),
         # verl stops at whichever comes first. An epoch has at least one step, so that this bound is never the first.
@@ -367,3 +367,13 @@ def hydra(value: Any) -> str:
         # Hydra takes a backslash as an escape before a quote alone, the closing one too: there each counts twice.
         return "'" + re.sub(r"(\\+)(?='|\Z)", r"\1\1", value).replace("'", "\\'") + "'"
     return json.dumps(value)
+
+
+def _path(text: str) -> str:
+    """Renders a path for Hydra, without quotes where it needs none: Hydra splits at commas, and reads 1 as a number.
+
+    >>> _path("data/train.parquet"), _path("lr=1,2/train.parquet")
+    ('data/train.parquet', "'lr=1,2/train.parquet'")
+    """
+    bare = re.fullmatch(r"(\.{0,2}/|[A-Za-z_])[\w./-]*", text, re.ASCII)
+    return text if bare and text.lower() not in ("null", "true", "false", "nan", "inf") else hydra(text)
