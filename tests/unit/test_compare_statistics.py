@@ -154,11 +154,11 @@ def test_holm_corrects_by_rank_and_never_reorders():
 
 
 def test_power_is_that_of_the_noncentral_t():
-    for pairs, comparisons in ((8, 1), (20, 4)):
-        found = detectable_difference(0.02, pairs, comparisons=comparisons)
-        nc, edge = found / 0.02 * math.sqrt(pairs), stats.t.ppf(1 - 0.025 / comparisons, pairs - 1)
-        assert stats.nct.sf(edge, pairs - 1, nc) == pytest.approx(0.8)
-        assert pairs_needed(0.02, found * 1.0001, comparisons=comparisons) == pairs
+    for pairs, tasks, comparisons in ((8, 1, 1), (20, 1, 4), (10, 3, 1)):
+        found = detectable_difference(0.02, pairs, tasks=tasks, comparisons=comparisons)
+        nc, edge = found / 0.02 * math.sqrt(pairs), stats.t.ppf(1 - 0.025 / comparisons, pairs - tasks)
+        assert stats.nct.sf(edge, pairs - tasks, nc) == pytest.approx(0.8)
+        assert tasks > 1 or pairs_needed(0.02, found * 1.0001, comparisons=comparisons) == pairs
     # Two-sided at 5 %, power 80 %: n = 7.85 (sd / difference)² for many pairs, 2 more for few.
     assert pairs_needed(1.0, 0.1) == pytest.approx(787, abs=1)
     assert least_pairs(1) == 6
@@ -186,6 +186,7 @@ def test_tasks_count_the_same_whatever_their_number_of_seeds():
     other = GroupScores("b", {("x", s): 0.1 + s / 100 for s in range(8)} | {("y", s): 0.5 + s / 10 for s in range(2)})
     (versus,) = compare([base, other], baseline="a").versus
     assert versus.difference.mean == pytest.approx((0.135 + 0.55) / 2)
+    assert versus.detectable == detectable_difference(versus.sd, 10, tasks=2)
 
 
 @pytest.mark.parametrize(("better", "won"), [("higher", 2), ("lower", 1)])

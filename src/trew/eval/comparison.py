@@ -183,7 +183,7 @@ def _versus(
                 won=sum(int((sign * d > 0).sum()) for d in differences[i]),
                 improvement=seeds.probability_of_improvement(better, than, level=level),
                 detectable=seeds.detectable_difference(
-                    sd, len(pairs), comparisons=len(paired), power=power, level=level
+                    sd, len(pairs), tasks=len(of_base), comparisons=len(paired), power=power, level=level
                 ),
                 verdict=verdict_of(
                     intervals[i], p_values[i], changed=any(d.any() for d in differences[i]), sign=sign, level=level

@@ -221,19 +221,21 @@ def least_pairs(comparisons: int, *, level: float = LEVEL) -> int:
 
 
 def detectable_difference(
-    sd: float, pairs: int, *, comparisons: int = 1, power: float = POWER, level: float = LEVEL
+    sd: float, pairs: int, *, tasks: int = 1, comparisons: int = 1, power: float = POWER, level: float = LEVEL
 ) -> float | None:
     """The true difference that ``pairs`` pairs find with probability ``power``, where paired differences have the
     standard deviation ``sd``; None if the pairs are too few to find any (``least_pairs``).
 
-        δ = λ sd/√n,   P(T_{n-1}(λ) > t_{n-1, 1-α/2k}) = power,   T(λ) = noncentral t
+        δ = λ sd/√n,   P(T_ν(λ) > t_{ν, 1-α/2k}) = power,   T(λ) = noncentral t,   ν = n - tasks
+
+    ``tasks`` is the number of means that ``sd`` was taken around: one for each task (``comparison.pooled_sd``).
 
     >>> round(detectable_difference(1.0, 20), 3), detectable_difference(1.0, 5)
     (0.66, None)
     """
     if pairs < least_pairs(comparisons, level=level):
         return None
-    return _noncentrality(pairs - 1, (1 - level) / comparisons, power) * sd / math.sqrt(pairs)
+    return _noncentrality(pairs - tasks, (1 - level) / comparisons, power) * sd / math.sqrt(pairs)
 
 
 def pairs_needed(
