@@ -41,6 +41,15 @@ def test_a_program_may_end_itself_by_exit_and_quit(end):
     assert printed("print(5)\nexit(3)", "5").score == 0
 
 
+def test_a_program_may_recurse_as_deep_as_in_a_plain_interpreter():
+    deep = "def f(n):\n    return n and 1 + f(n - 1)"
+    # The module is one of the 1000 frames that Python allows, f(997) 998 of them.
+    assert printed(f"{deep}\nprint(f(997))", "997").score == 1
+    assert asserted(deep, "assert f(997) == 997").score == 1
+    assert asserted(deep, "assert abs(f(997) - 997) < 1").score == 1
+    assert "RecursionError" in printed(f"{deep}\nprint(f(1100))", "1100").detail
+
+
 def test_a_long_output_may_consist_of_characters_of_several_bytes():
     assert printed("print('\u5b57' * 1_500_000)", "\u5b57" * 1_500_000).score == 1
 

@@ -312,6 +312,8 @@ def main():
     set_limits(*limits)
     # Python's site module defines these, and -S leaves it out: programs that end themselves by them would be wrong.
     vars(builtins).update(exit=sys.exit, quit=sys.exit)
+    # Ten frames lie under the program's own: this file's and the loader's. A plain interpreter has none.
+    sys.setrecursionlimit(sys.getrecursionlimit() + 10)
     text, before = read_all(source), read_all(setup)
     names = {}
     if before:
