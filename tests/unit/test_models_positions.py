@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from transformers import AutoConfig
 
 import tiny
 from trew.errors import EngineError
@@ -29,6 +30,21 @@ def test_a_model_with_two_rotary_tables_has_the_positions_of_the_first(tmp_path)
         facts_of(model).check(Prompt("a", text="?"), [1] * 10, 7)
     assert positions.notes(model.config.to_dict())[0].startswith("model: of its 128 positions, 16 are used")
     assert positions.notes(tiny.config("llama").to_dict()) == []
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "gptj", "codegen", "gpt_bigcode", "mpt"])
+def test_the_context_length_is_found_whatever_the_family_calls_it(kind):
+    """Beyond it these models fail in a table of positions."""
+    length = "max_seq_len" if kind == "mpt" else "n_positions"
+    table = AutoConfig.for_model(kind, **{length: 48}).to_dict()
+    assert positions.positions_of(table) == 48
+    assert positions.notes(table) == []
+
+
+def test_a_prompt_that_leaves_gpt2_too_few_positions_is_refused():
+    facts = facts_of(tiny.model("gpt2", max_position_embeddings=16))
+    with pytest.raises(EngineError, match="16 positions"):
+        facts.check(Prompt("a", text="?"), [1] * 10, 7)
 
 
 def test_of_tables_for_kinds_of_layers_the_shortest_counts():

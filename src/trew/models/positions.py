@@ -9,6 +9,10 @@ LONG_ROPE = ("longrope", "su")
 """Rotary tables of which there are two (Phi-3, Phi-4-mini): the one for sequences up to the length of pretraining, and
 another for longer ones."""
 
+NAMES = ("max_position_embeddings", "n_positions", "max_seq_len")
+"""What configurations call their context length; the second is of GPT-2, GPT-J, CodeGen and StarCoder, the third of MPT
+and DBRX."""
+
 
 def positions_of(table: Mapping[str, Any]) -> int | None:
     """The context length of a model's configuration, as ``config.json`` has it; None if it does not say.
@@ -19,23 +23,29 @@ def positions_of(table: Mapping[str, Any]) -> int | None:
 
     >>> positions_of({"max_position_embeddings": 2048}), positions_of({})
     (2048, None)
+    >>> positions_of({"n_positions": 1024})  # GPT-2
+    1024
     >>> positions_of({"max_position_embeddings": 131072, "original_max_position_embeddings": 4096,
     ...     "rope_parameters": {"rope_type": "longrope"}})
     4096
     """
-    found = [table.get("max_position_embeddings"), *_lengths_of_pretraining(table)]
+    found = [*_said(table), *_lengths_of_pretraining(table)]
     return min((length for length in found if isinstance(length, int)), default=None)
 
 
 def notes(table: Mapping[str, Any]) -> list[str]:
     """One line where a model has fewer positions here than its configuration says."""
-    said, own = table.get("max_position_embeddings"), positions_of(table)
+    said, own = min(_said(table), default=None), positions_of(table)
     if own is None or said == own:
         return []
     return [
         f"model: of its {said} positions, {own} are used: beyond them it changes its rotary table (longrope) for all "
         "sequences that are computed together"
     ]
+
+
+def _said(table: Mapping[str, Any]) -> list[int]:
+    return [length for name in NAMES if isinstance(length := table.get(name), int)]
 
 
 def _lengths_of_pretraining(table: Mapping[str, Any]) -> Iterator[Any]:
