@@ -18,7 +18,7 @@ from ..eval.evaluate import Correct
 from ..learner.machine import machine_problems
 from ..learner.reference import in_bfloat16, teacher_in_bfloat16
 from ..learner.value_runner import with_score_as_value, with_value_head
-from ..models import files, loading, lora, positions
+from ..models import decodable, files, loading, lora, positions
 from ..models.backend import Backend
 from ..models.lora import Adapters
 from ..objective import Objective, preset
@@ -203,10 +203,10 @@ def _tokenizer(config: Config, problems: Problems, *, notes: list[str]) -> PreTr
     """Checks the model's files, and loads the tokenizer if they have no problem."""
     own: dict[str, Any] = {"tokenizer": config.tokenizer, "chat_template": config.chat_template}
     found = problems.attempt(lambda: loading.check(config.model, notes=notes, **own))
-    if found and config.model:  # a missing model is a problem of the recipe, and reported as such
-        problems += found
+    problems += (found or []) if config.model else []  # a missing model is reported as a problem of the recipe
     if found == [] and loading.is_here(config.model):
         notes += positions.notes(loading.load_config(config.model).get_text_config().to_dict())
+        problems += decodable.problems(config)
         if config.cluster.rollout == "vllm":
             problems += stored_names.problems(config.model)
     # Only an empty list says that the files are right; None says that the check itself failed.

@@ -15,6 +15,7 @@ import torch
 
 from ...errors import EngineError
 from ...models.backend import Backend
+from ...models.decodable import refusal, undecodable
 from ...models.verified import say
 from ...types import Sampling, Span, Turn
 from ..chat import Renderer
@@ -70,6 +71,8 @@ class TorchEngine:
     ) -> None:
         if batch < 1:
             raise EngineError(f"batch: got {batch}, accepts a whole number of at least 1")
+        if why := undecodable(type(model), model.config):
+            raise EngineError(refusal(type(model).__name__, why))
         self.model = model
         self.renderer = renderer
         self.batch = batch
