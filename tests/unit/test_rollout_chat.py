@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from tokenizers import AddedToken
 
 import tiny
 from trew.config import parse
 from trew.errors import DataError
 from trew.rollout import Renderer
+from trew.rollout.endings import Endings
 from trew.training import planning
-from trew.types import Prompt
+from trew.types import Prompt, Sampling
 
 CHAT = Prompt(uid="c", messages=({"role": "system", "content": "be kind"}, {"role": "user", "content": "hello"}))
 TEXT = Prompt(uid="t", text="hello")
@@ -87,6 +89,17 @@ def test_a_turn_that_ends_without_a_special_token_adds_no_stop():
 def test_stop_strings_are_split_into_tokens_and_text():
     renderer = Renderer(tiny.tokenizer())
     assert renderer.split_stop(("<|im_end|>", "\n\n", "###", "\n\n")) == ({258}, ("\n\n", "###"))
+
+
+def test_a_stop_string_that_is_also_an_ordinary_token_ends_a_completion_however_it_is_spelled():
+    tokenizer = tiny.tokenizer()
+    tokenizer.add_tokens([AddedToken("\n\n", special=False, normalized=False)])
+    renderer = Renderer(tokenizer, stop=("\n\n", "<|im_end|>"))
+    assert renderer.split_stop(renderer.stop) == ({258}, ("\n\n",))
+    endings = Endings.of(renderer, Sampling(max_tokens=20), ids=renderer.stop_ids)
+    spelled = [*renderer.tokens("a\n"), *renderer.tokens("\nb")]
+    for ids in (spelled, renderer.tokens("a\n\nb")):
+        assert endings.read(ids, renderer.decode) == ("a", "stop")
 
 
 def test_good_prompts_have_no_problems():

@@ -104,10 +104,10 @@ class Renderer:
     def split_stop(self, stop: Iterable[str]) -> tuple[frozenset[int], tuple[str, ...]]:
         """Splits stop strings into the ids of special tokens and other strings. Decoding removes special tokens, so a
         search in the text would never find them."""
-        # Added tokens are those that decoding with skip_special_tokens may remove.
-        special = self.tokenizer.get_added_vocab()
-        strings = tuple(dict.fromkeys(stop))
-        return frozenset(special[s] for s in strings if s in special), tuple(s for s in strings if s not in special)
+        added, strings = self.tokenizer.get_added_vocab(), tuple(dict.fromkeys(stop))
+        # Other added tokens, such as the line breaks of Gemma or <think>, are text, which other tokens may spell, too.
+        special = {s: added[s] for s in strings if s in added and s not in self.decode([added[s]])}
+        return frozenset(special.values()), tuple(s for s in strings if s not in special)
 
     # ---- checks
 
