@@ -1,20 +1,24 @@
-"""Models that keep more of earlier tokens than keys and values: refused where they would be sampled."""
+"""Models that keep more of earlier tokens than keys and values: not sampled here, nor trained if they read padding."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import run_help
 import tiny
-from trew.errors import ConfigError, EngineError
+from trew.errors import ConfigError, EngineError, ModelError
+from trew.learner.autograd import AutogradRunner, by_sample
+from trew.learner.runner import RunnerSettings
 from trew.models import decodable
 from trew.rollout import Renderer
 from trew.rollout.torch_engine import TorchEngine
 from trew.training import planning
+from trew.types import TrainingSample
 
 SIZES = {
     "vocab_size": tiny.VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -58,3 +62,18 @@ def test_attention_is_sampled(kind):
 def test_a_hybrid_kind_whose_layers_are_all_attention_is_sampled():
     model = AutoConfig.for_model("granitemoehybrid", **SIZES, mamba_n_heads=8, layer_types=["attention"] * 2)
     assert decodable.undecodable(AutoModelForCausalLM._model_mapping[type(model)], model) is None
+
+
+@pytest.mark.parametrize(("kind", "refused"), [("rwkv", True), ("mamba", False), ("lfm2", False)])
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_model_whose_layers_read_padding_is_not_trained(kind, refused, fused):
+    """Log-probs of a sequence depended on the length of those beside it."""
+    rng = np.random.default_rng(0)
+    samples = [TrainingSample(rng.integers(3, 250, n), rng.integers(3, 250, 6), g) for g, n in enumerate((2, 9))]
+    runner = AutogradRunner(built(kind), RunnerSettings(share_prompts=False, fused=fused))
+    if refused:
+        with pytest.raises(ModelError, match="its layers read the padding"):
+            runner.packs(samples)
+    else:
+        together, alone = by_sample(runner, samples), by_sample(runner.exact(), samples)
+        torch.testing.assert_close(together, alone, atol=1e-4, rtol=0)

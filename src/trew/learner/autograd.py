@@ -21,8 +21,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..errors import ModelError
+from ..models.decodable import undecodable
 from ..models.precision import in_float32
-from ..models.verified import Verified, say
+from ..models.verified import Verified, largest_difference, say
 from ..types import TrainingSample
 from . import attention, recompute
 from .accelerator import LayerAccelerator
@@ -68,6 +70,9 @@ class AutogradRunner(TokenValues):
         self.model, self.settings = model, settings or RunnerSettings()
         self.messages: list[str] = []
         self.verified = False
+        self._padding_open = (
+            undecodable(type(model), model.config) is not None
+        )  # whether layers that keep a state read it
         self._packing_open = False  # verified but for packed rows, since the first samples were longer than a window
         self._head_kind, self._products, self._release = head, products, release
         # Arguments are passed only where the signature names them: **kwargs may swallow others unused.
@@ -243,6 +248,8 @@ class AutogradRunner(TokenValues):
         if self._unshared is not None:
             self._say_unshared(self._unshared)
         few = _first(samples, chosen)
+        if few and self._padding_open:
+            self._refuse_padding(few[0])
         if not few or self.path == ExecutionPath():
             return
         # One shortcut at a time, each on top of those that passed, so that a mismatch names its cause.
@@ -261,6 +268,21 @@ class AutogradRunner(TokenValues):
             self._verify_accelerator(self._accelerator, few)
         self.verified = _decide(few, want)
         self._packing_open = self._shares and not shared
+
+    def _refuse_padding(self, sample: TrainingSample) -> None:
+        """Raises ModelError where padding changes log-probs, as in recurrent layers that take no mask: plain rows, the
+        way that all else is compared with, would be wrong."""
+        longer = replace(sample, prompt_ids=np.concatenate([sample.prompt_ids] * 2))  # beside it, the sample is padded
+        padded, alone = (
+            by_sample(self._like(share_prompts=False, **size), [sample, longer]) for size in ({}, {"budget": 1})
+        )
+        apart = float(largest_difference(padded, alone))
+        if not apart <= TOLERANCE:
+            raise ModelError(
+                f"{type(self.model).__name__}: its log-probs differ by {apart:.2g} nats beside a longer sequence, "
+                "because its layers read the padding; use a model whose layers are all attention"
+            )
+        self._padding_open = False
 
     def _verify_packing(self, few: Sequence[TrainingSample], want: Tensor) -> None:
         packed = self._choice(
