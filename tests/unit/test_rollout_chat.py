@@ -102,6 +102,16 @@ def test_a_stop_string_that_is_also_an_ordinary_token_ends_a_completion_however_
         assert endings.read(ids, renderer.decode) == ("a", "stop")
 
 
+def test_a_template_that_writes_the_date_is_told():
+    """The tokens of a run that is resumed or replayed on another day were other ones, and nothing said so."""
+    loop = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    (note,) = with_template("Today is {{ strftime_now('%d %B %Y') }}." + loop).notes([CHAT])
+    assert "today's date" in note
+    assert "chat_template" in note
+    assert with_template("{% set unused = strftime_now('%d %B %Y') %}" + loop).notes([CHAT]) == []
+    assert with_template(loop).notes([CHAT]) == []
+
+
 def test_good_prompts_have_no_problems():
     assert Renderer(tiny.tokenizer()).check([CHAT, TEXT]) == []
     assert Renderer(tiny.tokenizer(chat=False)).check([TEXT]) == []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DataError
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 REPLY = "trewreply"  # stands for an assistant's answer in probes: plain letters, no template changes them
+_NOW = re.compile(r"strftime_now\(\s*['\"]([^'\"]+)['\"]")  # what a template calls for the date, and its format
 
 
 class Renderer:
@@ -144,8 +146,8 @@ class Renderer:
         return list(problems.values())
 
     def notes(self, prompts: Sequence[Prompt]) -> list[str]:
-        """Returns one line if prompts are text although there is a chat template, which they bypass, and one if
-        messages spell special tokens."""
+        """Returns one line if prompts are text although there is a chat template, which they bypass, one if messages
+        spell special tokens, and one if the template writes the date."""
         found = []
         texts = sum(prompt.text is not None for prompt in prompts)
         if texts and self.tokenizer.chat_template:
@@ -160,7 +162,18 @@ class Renderer:
                 f"{token!r}), which the model reads as such, for example as the end of a message; take them out of the "
                 "data unless they are meant"
             )
+        if any(map(self.is_dated, [p for p in prompts if p.messages is not None][:1])):  # a template treats all alike
+            found.append(
+                "the chat template writes today's date into prompts, so that what is resumed, replayed or evaluated on "
+                "another day has other prompts; set chat_template to a file with a fixed date in place of strftime_now"
+            )
         return found
+
+    def is_dated(self, prompt: Prompt) -> bool:
+        """Whether the chat template writes the date into a prompt, as those of Llama 3.2 and SmolLM3 do."""
+        formats = _NOW.findall(str(self.tokenizer.chat_template)) if prompt.messages is not None else []
+        text = self.render(prompt) if formats else ""
+        return any(datetime.now().astimezone().strftime(each) in text for each in formats)
 
     def _spelled(self, prompt: Prompt) -> str:
         """The first special token that a message of the prompt spells; empty if none does."""

@@ -149,9 +149,11 @@ def token_problems(replay: Replay, renderer: Renderer) -> list[str]:
         if any(MASK in (text or "") for text in texts):
             continue  # the table has a mask where the prompt had a secret
         if list(renderer.encode(prompt)) != recorded:
+            dated = ", with the date of that day in place of today's" * renderer.is_dated(prompt)
             return [
                 f"rollout.replay: {replay.recorded.folder} has other tokens for prompt {prompt.uid!r} than this "
                 "tokenizer and chat template make of it; give the model, tokenizer and chat_template of that run"
+                f"{dated}"
             ]
     return []
 
