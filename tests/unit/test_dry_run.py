@@ -55,6 +55,12 @@ def dry(capsys, *args: str, code: int = 0) -> str:
     return said.out if code == 0 else said.err
 
 
+def test_end_tokens_of_the_generation_configuration_are_shown(here, capsys):
+    """They end completions, too, and were left out."""
+    (here / "model" / "generation_config.json").write_text('{"eos_token_id": [256, 258]}')
+    assert "a completion ends with <|endoftext|> (256) or <|im_end|> (258), or is cut off" in dry(capsys)
+
+
 def test_everything_is_shown_and_nothing_is_written(here, capsys):
     before = {p: p.stat().st_mtime_ns for p in here.rglob("*") if "__pycache__" not in p.parts}
     out = dry(capsys, "--set", "objective.preset=dapo", "objective.eps_high=0.25")

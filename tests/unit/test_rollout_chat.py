@@ -8,6 +8,7 @@ from tokenizers import AddedToken
 import tiny
 from trew.config import parse
 from trew.errors import DataError
+from trew.models import files
 from trew.rollout import Renderer
 from trew.rollout.endings import Endings
 from trew.training import planning
@@ -132,6 +133,13 @@ def test_no_end_token_and_no_stop_string():
     (problem,) = Renderer(tiny.tokenizer(chat=False, eos=False)).check([TEXT])
     assert "no end-of-text token and no stop string" in problem
     assert "rollout.stop" in problem
+
+
+def test_an_end_token_of_the_generation_configuration_is_enough(tmp_path):
+    folder = tiny.save(tmp_path / "model", chat=False, eos=False)
+    assert files.end_ids(None) == files.end_ids(folder) == frozenset()
+    (folder / "generation_config.json").write_text('{"eos_token_id": 7}')
+    assert Renderer(tiny.tokenizer(chat=False, eos=False), eos_ids=files.end_ids(folder)).check([TEXT]) == []
 
 
 def test_two_begin_tokens():

@@ -256,6 +256,7 @@ def prepare(
     config: Config, *, trained: Trained | None = None, files: tuple[Path | None, ...] = (), bar: Bar | None = None
 ) -> Ready:
     """Checks settings, data, model and output files; raises ConfigError with every problem at once."""
+    from ..models import files as model_files
     from ..models import loading
     from ..rollout import Renderer
     from ..training import episodes
@@ -279,7 +280,7 @@ def prepare(
         raise ConfigError(problems)
     # ---- checks of one part against another
     prompts, _, notes = data
-    renderer = Renderer(tokenizer, stop=c.rollout.stop)
+    renderer = Renderer(tokenizer, stop=c.rollout.stop, eos_ids=model_files.end_ids(loading.folder(c.model)))
     fitted, fit_notes = _checked_prompts(c, prompts, renderer, rewards, problems, bar)
     positions, tried = loading.positions(c.model), episodes.tried(c, prompts)
     played = episodes.prepare(c, tried, renderer, positions=positions) if c.plays else None

@@ -217,6 +217,17 @@ def _end_problems(folder: Path, config: dict[str, Any], name: str) -> list[str]:
     return found
 
 
+def end_ids(folder: Path | None) -> frozenset[int]:
+    """The end tokens that the files of a model name, which an engine adds to the tokenizer's; none where ``folder`` is
+    not there. Generation configurations may have more of them than the tokenizer has: Llama 3, Qwen 2.5, Gemma 3."""
+    if folder is None:
+        return frozenset()
+    own = folder / "generation_config.json"
+    # Without one, transformers takes the model's.
+    ends = _end_ids(own if own.exists() else folder / "config.json")
+    return frozenset(end for end in (ends if isinstance(ends, list) else [ends]) if type(end) is int)
+
+
 def _end_ids(file: Path) -> Any:
     try:
         return json.loads(file.read_bytes()).get("eos_token_id")

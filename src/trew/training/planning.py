@@ -86,7 +86,7 @@ def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -
         raise ConfigError(problems)
 
     # ---- the rest needs prompts, and a tokenizer and rewards to check them with
-    renderer = Renderer(tokenizer, stop=config.rollout.stop)
+    renderer = Renderer(tokenizer, stop=config.rollout.stop, eos_ids=files.end_ids(loading.folder(config.model)))
     prompts = [*data.train, *data.eval]
     rendered = [] if config.plays else prompts  # what an episode begins with is its environment's affair
     lengths = Lengths(renderer)
