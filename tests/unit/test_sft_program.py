@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import math
 from types import SimpleNamespace
 from typing import Any
@@ -13,10 +14,13 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import sft_help
+import tiny
 import trew
-from trew.errors import NumericsError
+from trew.config import parse
+from trew.errors import ConfigError, NumericsError
 from trew.eval import wilson
-from trew.training import sft_program
+from trew.training import planning, sft_program
 from trew.training.sft_program import SftProgram, SftState, held_out_loss, held_out_pairs
 from trew.types import TrainingSample
 from trew.utils.console import Display
@@ -241,3 +245,16 @@ def test_an_interrupt_ends_an_evaluation_at_once_only_where_there_are_no_other_r
     program.after(6)
     assert len(entered) == 1
     assert sft_program.SHAPES is program.remembers
+
+
+def test_a_tokenizer_without_an_end_token_is_refused_with_what_helps(tmp_path):
+    """The advice was rollout.stop, which demonstrations refuse."""
+    folder = tiny.save(tmp_path / "model", chat=False, eos=False)
+    (tmp_path / "d.jsonl").write_text("".join(f'{{"prompt": "{c}", "completion": "b"}}\n' for c in "abcdefgh"))
+    data = {"task": "demonstrations", "train": str(tmp_path / "d.jsonl")}
+    config = parse(sft_help.recipe(tmp_path, "run", data=data, batch=2, held=2))
+    with pytest.raises(ConfigError, match=r"eos_token in tokenizer_config\.json"):
+        planning.plan(config)
+    named = folder / "tokenizer_config.json"
+    named.write_text(json.dumps(json.loads(named.read_text()) | {"eos_token": "<|endoftext|>"}))
+    assert planning.plan(config).demonstrations.train[0].group.rollouts[0].token_ids[-1] == 256

@@ -114,18 +114,20 @@ class Renderer:
     # ---- checks
 
     def check(
-        self, prompts: Iterable[Prompt], *, measured: Callable[[Prompt, int], object] = lambda prompt, length: None
+        self,
+        prompts: Iterable[Prompt],
+        *,
+        measured: Callable[[Prompt, int], object] = lambda prompt, length: None,
+        answered: bool = False,
     ) -> list[str]:
         """Finds what would silently go wrong with these prompts and this tokenizer; one line per kind of problem.
 
-        ``measured`` is given each prompt that could be rendered, with its length in tokens.
+        ``measured`` is given each prompt that could be rendered, with its length in tokens. ``answered``: their answers
+        are given, and nothing is sampled.
         """
         problems: dict[str, str] = {}  # kind -> message of its first case
         if not self.stop_ids and not self.stop:
-            problems["end"] = (
-                "tokenizer: it has no end-of-text token and no stop string is set, so every completion would run to "
-                "max_tokens; set rollout.stop (for example ['\\n\\n']) or use a tokenizer with an eos token"
-            )
+            problems["end"] = _NO_END_TO_LEARN if answered else _NO_END
         shapes: set[tuple[str, ...]] = set()
         for prompt in prompts:
             try:
@@ -311,3 +313,11 @@ class Lengths:
 
 
 _FIX = "set chat_template = 'plain' (contents joined by newlines) or a .jinja file, or use an instruct model"
+_NO_END = (
+    "tokenizer: it has no end-of-text token and no stop string is set, so every completion would run to max_tokens; "
+    "set rollout.stop (for example ['\\n\\n']) or use a tokenizer with an eos token"
+)
+_NO_END_TO_LEARN = (
+    "tokenizer: it has no end-of-text token, so that answers would be learned without an end and a policy would never "
+    "stop; name one of its tokens as eos_token in tokenizer_config.json, or set tokenizer to one with an eos token"
+)

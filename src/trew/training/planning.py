@@ -133,7 +133,7 @@ def _of_demonstrations(
     renderer = Renderer(tokenizer)
     # What else could go wrong with a template shows in its first prompts, under a limit of time and memory.
     rendered = [p for p in (*data.train, *data.eval) if "token_ids" not in p.columns]  # others are tokens already
-    problems += renderer.check(rendered[:TRIED])
+    problems += renderer.check(rendered[:TRIED], answered=True)
     limit = problems.attempt(lambda: loading.positions(config.model))
     problems += problems.attempt(lambda: _target_problems(config)) or []
     if problems:
