@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import resource
 import sys
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +16,8 @@ from safetensors.torch import load_file
 
 import trew
 from run_help import configured, rows, save_models
-from trew.config import Config, EnvironmentConfig, dumps
+from trew.config import Config, EnvironmentConfig, apply_overrides, dumps, parse
+from trew.config.free import is_free
 from trew.errors import MemoryShortage
 from trew.rollout.sync import SyncRollouts
 from trew.training import guards, loop
@@ -122,3 +125,24 @@ def test_settings_that_need_less_memory_are_those_of_the_run(doing, name, key):
     job = _job(Config(model="m", environment=EnvironmentConfig(name=name)))
     with pytest.raises(MemoryShortage, match=rf"\.max_tokens, or {key}; trew plan"), guards.memory(job, lambda: doing):
         raise MemoryError
+
+
+@pytest.mark.parametrize(("task", "doing"), [("demonstrations", "evaluating"), ("demonstrations", "learning"),
+                                             ("pairs", "evaluating"), ("", "evaluating"), ("", "generating"),
+                                             ("", "learning")])  # fmt: skip
+def test_what_is_advised_is_accepted(task, doing):
+    sets = {"task": task, "train": "rows.jsonl"} if task else {"task": "arithmetic"}
+    config = parse({"model": "m", "steps": 2, "data": sets, "objective": {"preset": "dpo"} if task == "pairs" else {}})
+    with pytest.raises(MemoryShortage) as told, guards.memory(_job(config), lambda: doing):
+        raise MemoryError
+    said = str(told.value)
+    # A run takes every setting that is named, and one that is continued takes the one after --set as it is.
+    named = set(re.findall(r"\b(?:rollout|eval|data|sft|learner|lora)\.[a-z_]+", said))
+    for key in named - {"learner.gradient_checkpointing"}:
+        table = tomllib.loads(dumps(config))
+        apply_overrides(table, [f"{key}=4"])
+        parse(table)
+    [free] = re.findall(r"--resume --set ([a-z._]+)=", said)
+    assert is_free(free)
+    assert {key for key in named if is_free(key)} == {free}
+    assert ("lora.rank" in named) == ("in a new run" in said)

@@ -140,12 +140,16 @@ def end_if_broken(program: PolicyProgram, error: NumericsError, text: str) -> No
 # Within the available memory
 
 _KNOBS = {
-    "generating": "Lower rollout.batch (completions decoded at once), rollout.max_tokens, or {length}",
-    "evaluating": "Lower rollout.batch (completions decoded at once), eval.max_tokens, or {length}",
+    "generating": ("rollout.batch", "rollout.batch (completions decoded at once), rollout.max_tokens, or {length}"),
+    "evaluating": ("rollout.batch", "rollout.batch (completions decoded at once), eval.max_tokens, or {length}"),
     "learning": (
-        "Lower learner.microbatch_tokens, set learner.gradient_checkpointing = true, or train adapters (lora.rank = 16)"
+        "learner.microbatch_tokens",
+        "learner.microbatch_tokens, set learner.gradient_checkpointing = true, or, in a new run, train adapters "
+        "(lora.rank = 16)",
     ),
+    "evaluating rows": ("learner.microbatch_tokens", "learner.microbatch_tokens, or sft.max_tokens"),
 }
+"""What takes less memory, by activity: the setting that a resumed run may change as it is, and all of them."""
 
 
 @contextlib.contextmanager
@@ -165,8 +169,11 @@ def memory(program: PolicyProgram, phase: Callable[[], str]) -> Iterator[None]:
         where = "the GPU" if program.plan.device.startswith("cuda") else "the machine"
         doing = phase()  # asked only now: a step passes from generating to learning inside one block
         when = f"after step {program.state.step}" if doing == "evaluating" else f"in step {program.state.step + 1}"
-        knobs = _KNOBS[doing].format(length=program.config.length_key)
+        # Rows of data are evaluated by the learner's forward pass: nothing is sampled.
+        rows = doing == "evaluating" and program.config.demonstrates
+        free, knobs = _KNOBS["evaluating rows" if rows else doing]
         raise MemoryShortage(
-            f"{where} ran out of memory while {doing} {when} ({detail}). {knobs}; trew "
-            "plan says what takes how much. Continue with --resume; the last checkpoint is complete"
+            f"{where} ran out of memory while {doing} {when} ({detail}). Lower "
+            f"{knobs.format(length=program.config.length_key)}; trew plan says what takes how much. The last "
+            f"checkpoint is complete: continue with --resume --set {free}=..., or with --allow-changes and others"
         ) from error
