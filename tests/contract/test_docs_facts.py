@@ -1,0 +1,36 @@
+"""What pages list, compared with the code that decides it: statuses, columns, files of a run's folder."""
+
+from __future__ import annotations
+
+import re
+import typing
+from pathlib import Path
+
+from trew.rewards.combine import FAILED
+from trew.types import ScoreStatus
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def page(name: str) -> str:
+    return (DOCS / name).read_text(encoding="utf-8")
+
+
+def named(text: str) -> set[str]:
+    """What stands between backticks in a text."""
+    return set(re.findall(r"`([^`\n]+)`", text))
+
+
+def test_pages_name_every_status_of_a_score():
+    statuses = set(typing.get_args(ScoreStatus))
+    [table] = re.findall(r"^\| status \|.*?\n\n", page("rewards.md"), re.M | re.S)
+    assert statuses - named(table) == set()
+    [column] = re.findall(r"`status` \(.*?\), `parts`", page("runs.md"), re.S)
+    assert statuses - named(column) == set()
+
+
+def test_pages_name_every_status_that_counts_as_failed():
+    [failed] = re.findall(r"^\| `max_failed` .*$", page("configuration.md"), re.M)
+    assert set(FAILED) - named(failed) == set()
+    [unknown] = re.findall(r"\*could not\* judge a completion \((.*?)\)", page("rewards.md"), re.S)
+    assert set(FAILED) == named(unknown)
