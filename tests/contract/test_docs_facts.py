@@ -7,7 +7,8 @@ import typing
 from pathlib import Path
 
 from trew.rewards.combine import FAILED
-from trew.types import ScoreStatus
+from trew.runs.rollouts import schema
+from trew.types import Ending, ScoreStatus
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -34,3 +35,9 @@ def test_pages_name_every_status_that_counts_as_failed():
     assert set(FAILED) - named(failed) == set()
     [unknown] = re.findall(r"\*could not\* judge a completion \((.*?)\)", page("rewards.md"), re.S)
     assert set(FAILED) == named(unknown)
+
+
+def test_every_column_of_a_table_of_rollouts_is_named():
+    section = page("runs.md").partition("## rollouts and evals")[2].partition("### What the update did")[0]
+    assert set(schema().names) - named(section) == set()
+    assert {ending for ending in typing.get_args(Ending) if ending} - named(section) == set()
