@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import typing
 from pathlib import Path
 
 from trew.rewards.combine import FAILED
+from trew.runs.layout import LOCK, RUN
 from trew.runs.rollouts import schema
+from trew.training import summary
 from trew.types import Ending, ScoreStatus
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -41,3 +44,16 @@ def test_every_column_of_a_table_of_rollouts_is_named():
     section = page("runs.md").partition("## rollouts and evals")[2].partition("### What the update did")[0]
     assert set(schema().names) - named(section) == set()
     assert {ending for ending in typing.get_args(Ending) if ending} - named(section) == set()
+
+
+def test_every_file_of_a_run_is_listed():
+    [files] = re.findall(r"^    config\.toml .*?\n\n", page("runs.md"), re.M | re.S)
+    listed = {name.partition("/")[0] for name in re.findall(r"[\w.]+/?[\w.]*", files)}
+    own = {"config.toml", "summary.json", "report.html", RUN.rows, *RUN.files, *RUN.folders, *RUN.foreign, LOCK}
+    assert own - listed == set()
+
+
+def test_every_figure_of_a_summary_is_named():
+    section = page("runs.md").partition("## summary.json")[2].partition("\n## ")[0]
+    code = "".join(inspect.getsource(part) for part in (summary.summarize, summary._measured))
+    assert set(re.findall(r'"(\w+)": ', code)) - {"trew", "python", "torch", "transformers"} - named(section) == set()
