@@ -147,6 +147,7 @@ def test_a_run_leaves_everything_that_its_folder_promises(recipe, tmp_path, cli)
     assert "<html" in (run / "report.html").read_text()
     # Nobody else reads them, whatever the umask, also where the folder was there before and others may enter it.
     assert {stat.S_IMODE(path.stat().st_mode) for path in run.iterdir() if path.is_file()} == {0o600}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in run.iterdir() if path.is_dir()} == {0o700}
     assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["000002", "000003"]
 
 

@@ -181,7 +181,7 @@ def _keep_logs(logs: Path, run: Path) -> None:
         if path.stat().st_size:
             attempt, rank = _attempt(path), path.parent.name
             with contextlib.suppress(OSError):
-                (run / "ranks").mkdir(exist_ok=True)
+                (run / "ranks").mkdir(exist_ok=True, mode=0o700)
                 shutil.copy(path, run / "ranks" / f"{logs.parent.name}-start-{attempt}-rank-{rank}-{path.name}")
 
 

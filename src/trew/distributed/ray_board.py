@@ -122,7 +122,7 @@ class Board:
         for path in sorted(self.folder.glob("start-*.log")):
             if path.stat().st_size:
                 with contextlib.suppress(OSError):
-                    (run / "ranks").mkdir(exist_ok=True)
+                    (run / "ranks").mkdir(exist_ok=True, mode=0o700)
                     shutil.copy(path, run / "ranks" / f"{self.folder.name.rpartition('-')[2]}-{path.name}")
 
     def remove(self) -> None:

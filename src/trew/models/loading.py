@@ -420,12 +420,13 @@ def export(
     folder: Path,
     *,
     extra_files: Callable[[Path], None] | None = None,
+    mode: int | None = None,
 ) -> None:
     """Writes model and tokenizer so that ``from_pretrained`` loads them. ``folder`` is created or replaced as a whole.
 
-    ``extra_files`` may write more files into the folder that it receives.
+    ``extra_files`` may write more files into the folder that it receives; ``mode`` are the folder's permissions.
     """
-    with written_whole(Path(folder)) as work:
+    with written_whole(Path(folder), mode=mode) as work:
         with quiet():
             model.save_pretrained(work)
             tokenizer.save_pretrained(work)

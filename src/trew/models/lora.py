@@ -83,10 +83,10 @@ class Adapters:
         config.inference_mode = True  # as peft writes it: loading then freezes the adapters unless asked otherwise
         config.save_pretrained(str(folder))
 
-    def export(self, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    def export(self, tokenizer: PreTrainedTokenizerBase, folder: Path, *, mode: int | None = None) -> None:
         """Writes the merged model and the tokenizer as an ordinary model folder, with the adapters in its ``adapter/``.
-        Both appear, or are replaced, together."""
-        loading.export(merged(self), tokenizer, folder, extra_files=lambda work: self.save(work / "adapter"))
+        Both appear, or are replaced, together; ``mode`` are the folder's permissions."""
+        loading.export(merged(self), tokenizer, folder, extra_files=lambda work: self.save(work / "adapter"), mode=mode)
 
 
 def load_base(name: str, config: LoraConfig, *, device: str, dtype: str) -> PreTrainedModel:

@@ -11,14 +11,17 @@ from ..errors import CheckpointError
 
 
 @contextlib.contextmanager
-def written_whole(folder: Path) -> Iterator[Path]:
+def written_whole(folder: Path, *, mode: int | None = None) -> Iterator[Path]:
     """A new folder beside ``folder``, which becomes it at the end of the block, in place of one that is there. If the
-    block fails, nothing of it stays. Raises CheckpointError if the disk or the place does not take it."""
+    block fails, nothing of it stays. Its permissions are ``mode``, by default what the umask leaves. Raises
+    CheckpointError if the disk or the place does not take it."""
     work, old = folder.with_name(f".{folder.name}.partial"), folder.with_name(f".{folder.name}.old")
     try:
         for leftover in (work, old):
             shutil.rmtree(leftover, ignore_errors=True)
         work.mkdir(parents=True)
+        if mode is not None:  # before there is anything in it
+            work.chmod(mode)
         yield work
         # Two renames, as a folder cannot replace another one that holds files. A crash in between leaves both complete.
         if folder.exists():

@@ -16,6 +16,7 @@ import transformers
 from .. import __version__, runs
 from ..models import loading
 from ..runs import RunFolder
+from ..runs.files import PRIVATE
 from ..training.changes import FREE_IN_A_RUN, check_changes, complete
 from ..utils.console import Display
 from ..utils.signals import Interrupts
@@ -65,7 +66,7 @@ def train_reward(
             for _ in program.steps():  # evaluates, saves and stops in between
                 program.step(bar)
         # The model before the summary, which says that the run is complete.
-        loading.export(program.model, ready.encoder.tokenizer, folder.final)
+        loading.export(program.model, ready.encoder.tokenizer, folder.final, mode=PRIVATE)
         summary = _summary(program)
         folder.write_summary(summary)
         for line in describe(summary):

@@ -12,6 +12,9 @@ from ..errors import StorageError
 
 ASIDE = ".partial"
 
+PRIVATE = 0o700
+"""Permissions of the folders of a run: others cannot enter them, whatever the files in them allow."""
+
 
 def write_atomic(
     path: Path,
@@ -65,12 +68,12 @@ def append_synced(path: Path, data: bytes) -> None:
 def make_private(folder: Path) -> None:
     """Creates a folder that only its owner can open, whatever the umask; an existing one keeps its permissions."""
     try:
-        folder.mkdir(mode=0o700)
+        folder.mkdir(mode=PRIVATE)
     except FileExistsError:
         if not folder.is_dir() or folder.is_symlink():
             raise
         return
-    folder.chmod(0o700)  # mkdir's mode is reduced by the umask, which may take the owner's own bits
+    folder.chmod(PRIVATE)  # mkdir's mode is reduced by the umask, which may take the owner's own bits
 
 
 def sync_folder(folder: Path) -> None:

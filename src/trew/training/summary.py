@@ -17,6 +17,7 @@ from ..learner import Learner
 from ..models import backends, loading, lora
 from ..models.lora import Adapters, parameter_count
 from ..models.sharded import full
+from ..runs.files import PRIVATE
 from .policy_program import PolicyProgram
 from .policy_state import PolicyState
 from .sft_program import SftState
@@ -33,11 +34,11 @@ def export(program: PolicyProgram) -> None:
         model, tensors = gather_for_export(program.policy, program.adapters)
         adapters = program.adapters
         extra_files = None if adapters is None else lambda work: adapters.save(work / "adapter", tensors)
-        loading.export(model, tokenizer, program.folder.final, extra_files=extra_files)
+        loading.export(model, tokenizer, program.folder.final, extra_files=extra_files, mode=PRIVATE)
     elif program.adapters is None:
-        loading.export(program.model, tokenizer, program.folder.final)
+        loading.export(program.model, tokenizer, program.folder.final, mode=PRIVATE)
     else:
-        program.adapters.export(tokenizer, program.folder.final)
+        program.adapters.export(tokenizer, program.folder.final, mode=PRIVATE)
 
 
 def gather_for_export(policy: Learner, adapters: Adapters | None) -> tuple[PreTrainedModel, dict[str, Tensor]]:

@@ -43,7 +43,7 @@ def place_for(run: Path, *, size: int, local: bool) -> WeightFolder:
             return _in_memory(SHARED_MEMORY)
     folder = run.resolve() / "weights"
     shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed: this one holds the run's lock
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, mode=0o700)
     return WeightFolder(folder, shared=True)
 
 
