@@ -25,7 +25,7 @@ def said(text: str) -> list[dict[str, str]]:
 
 
 def settings(**sft: Any) -> Config:
-    return Config(model="m", sft=SftConfig(**sft))
+    return Config(model="m", data=DataConfig(task="pairs"), sft=SftConfig(**sft))
 
 
 def read(tmp_path, *rows: dict[str, Any], **args: Any) -> list[Prompt]:
@@ -109,5 +109,6 @@ def test_a_pair_with_one_answer_too_long_goes_as_a_whole(tmp_path):
     rows, (note,) = encode(prompts, renderer(), settings(max_tokens=120, overlong="drop"), limit=None, what="training")
     assert len(rows) == 1
     assert note.startswith("1 of 2 training rows are longer than 120 tokens")
-    with pytest.raises(DataError, match="1 of 2 training rows are longer than 120 tokens"):
+    with pytest.raises(DataError, match="1 of 2 training rows are longer than 120 tokens") as told:
         encode(prompts, renderer(), settings(max_tokens=120), limit=None, what="training")
+    assert str(told.value).endswith("or set sft.overlong = 'drop'")  # 'truncate' is refused for pairs

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from ..config import Config, SftConfig
+from ..config import Config
 from ..data import PromptOrder
 from ..data.tasks.pairs import PAIR
 from ..errors import DataError
@@ -63,7 +63,7 @@ def encode(
             "earlier turns differently in a longer conversation"
         )
     if long:
-        notes.append(_too_long(settings, long, len(prompts), most, what))
+        notes.append(_too_long(config, long, len(prompts), most, what))
     _refuse_empty(rows, config, most, what)
     return rows, notes
 
@@ -86,12 +86,12 @@ def _fitted(rollouts: Sequence[Rollout], most: int, *, cut: bool) -> list[Rollou
     return [r for r in found if r is not None]
 
 
-def _too_long(settings: SftConfig, long: Sequence[int], rows: int, most: int, what: str) -> str:
+def _too_long(config: Config, long: Sequence[int], rows: int, most: int, what: str) -> str:
+    settings = config.sft
     are = f"{len(long)} of {rows} {what} rows are longer than {most} tokens (the longest has {max(long)})"
     if settings.overlong == "error":
-        raise DataError(
-            f"data: {are}; raise sft.max_tokens up to the model's positions, or set sft.overlong = 'drop' or 'truncate'"
-        )
+        ways = "'drop'" if config.prefers else "'drop' or 'truncate'"
+        raise DataError(f"data: {are}; raise sft.max_tokens up to the model's positions, or set sft.overlong = {ways}")
     if settings.overlong == "drop":
         return f"{are}; they were left out"
     return f"{are}; they were cut, and those whose answers begin beyond were left out"
