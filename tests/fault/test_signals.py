@@ -245,7 +245,7 @@ def test_every_long_command_ends_cleanly(server, place, out, name):
         wait_for((place / "hanging").exists, command.text)
     command.kill(signal.SIGTERM)
     if name.endswith("a step"):
-        command.says("stopping").go()
+        command.says("stopping after this step; once more stops now").go()  # and not "or in 20 s without it"
     stopped(command, signal.SIGTERM)
     if name.endswith("a step"):
         assert "continue with --resume" in command.text()

@@ -43,7 +43,7 @@ def train_reward(
     display = display or Display()
     # Before the folder is opened: what is refused leaves none behind.
     ready = plan(settings, found=runs.problems(settings.out, resume=resume, overwrite=overwrite))
-    interrupts = Interrupts()
+    interrupts = Interrupts(grace_s=0)  # its steps are never left out, however long they take
     with RunFolder.open(settings.out, resume=resume, overwrite=overwrite) as folder, contextlib.ExitStack() as ending:
         if folder.resumed:
             for change in check_changes(folder.folder, dumps(settings), free=FREE_IN_A_RUN, allow=allow_changes):

@@ -165,7 +165,9 @@ def _start(
     outside = Trackers(config.track.to, folder=folder.folder, config=to_table(config), warn=display.warn)
     ending.callback(outside.close)
     ending.callback(plan.rewards.close)
-    interrupts = Interrupts(more=config.stop.signals, grace_s=config.stop.grace_s)
+    # Nothing is sampled for a step on rows of data: it is an update, which is always done to its end.
+    grace = 0.0 if config.demonstrates else config.stop.grace_s
+    interrupts = Interrupts(more=config.stop.signals, grace_s=grace)
     if orders is not None:
         # Before the model is loaded, so that all ranks load at the same time.
         orders.give("start", config=to_table(config), sampler=dataclasses.asdict(plan.sampler))
