@@ -7,6 +7,7 @@ import re
 import typing
 from pathlib import Path
 
+from trew.diagnostics import monitors
 from trew.rewards.combine import FAILED
 from trew.runs.layout import LOCK, RUN
 from trew.runs.rollouts import schema
@@ -57,3 +58,18 @@ def test_every_figure_of_a_summary_is_named():
     section = page("runs.md").partition("## summary.json")[2].partition("\n## ")[0]
     code = "".join(inspect.getsource(part) for part in (summary.summarize, summary._measured))
     assert set(re.findall(r'"(\w+)": ', code)) - {"trew", "python", "torch", "transformers"} - named(section) == set()
+
+
+def test_how_much_monitors_need_before_they_warn():
+    """With any less, an effect of the order is not judged, however large it is."""
+    [said] = re.findall(r"no warnings before (\d+) completions \((.*?)\)", page("rewards.md"), re.S)
+    least = {name: int(count) for names, count in re.findall(r"([^:;]+): (\d+)", said[1]) for name in named(names)}
+    assert int(said[0]) == monitors.LEAST
+    assert least.keys() == {"order", "length_gap", "rows", "exits"}
+    for name in ("order", "rows"):
+        for count, warned in ((least[name] - 1.0, False), (float(least[name]), True)):
+            figures = {name: (count, count), f"{name}_variance": (1.0, count), f"{name}_deviation": (1.0, count)}
+            assert bool(monitors._order_effect(figures, name, "half")) == warned
+    for name in ("length_gap", "exits"):
+        assert monitors._mean({name: (1.0, 1.0)}, name, least=least[name]) == 0.0
+        assert least[name] == monitors.LEAST // 4
