@@ -73,3 +73,9 @@ def test_how_much_monitors_need_before_they_warn():
     for name in ("length_gap", "exits"):
         assert monitors._mean({name: (1.0, 1.0)}, name, least=least[name]) == 0.0
         assert least[name] == monitors.LEAST // 4
+
+
+def test_pages_name_what_ends_an_episode_and_nothing_else():
+    [cause] = re.findall(r"^\| turns.* are used up.*$", page("environments.md"), re.M)
+    assert named(cause.rpartition("counts it as")[2]) == set(typing.get_args(Ending)) - {"", "done", "length", "failed"}
+    assert "time" not in cause
