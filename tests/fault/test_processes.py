@@ -18,8 +18,9 @@ from forks import gone, wait_for
 from recipe_help import ODD, metrics, recipe
 from trew.errors import ConfigError
 from trew.runs import RunFolder
-from trew.runs.files import write_atomic
+from trew.runs.files import PRIVATE, write_atomic
 from trew.runs.lock import Lock
+from trew.training.exporting import export_final
 
 SETTINGS = {
     "data": {"task": "prompts", "train": "rows.jsonl", "args": {}},
@@ -184,6 +185,16 @@ def test_a_run_is_private_whatever_the_umask(tmp_path, umask):
     for path in (tmp_path / "r", *(tmp_path / "r").iterdir()):
         mode = stat.S_IMODE(path.stat().st_mode)
         assert mode == (0o700 if path.is_dir() else 0o600), path
+
+
+@pytest.mark.parametrize("umask", [0o022], indirect=True, ids=oct)
+def test_an_exported_model_is_as_open_as_the_umask_says(tmp_path, umask):
+    final = tmp_path / "run" / "final"
+    final.mkdir(parents=True)
+    (final / "config.json").write_text("{}")
+    final.chmod(PRIVATE)  # as a run leaves it
+    export_final(tmp_path / "run", tmp_path / "out", extra_files=lambda folder: None)
+    assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o755
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "rollouts", "checkpoints", "config.toml", "events.log", "final"])

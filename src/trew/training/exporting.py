@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,7 +88,9 @@ def has_gone_on(run: Path) -> bool:
 def export_final(run: Path, out: Path, *, extra_files: Callable[[Path], None]) -> None:
     """Copies the final model of a finished run to ``out``, with the files that ``extra_files`` writes."""
     with written_whole(out) as work:
+        mode = stat.S_IMODE(work.stat().st_mode)
         shutil.copytree(run / "final", work, dirs_exist_ok=True)
+        work.chmod(mode)  # copytree gives it those of final/, which a run closes to others
         extra_files(work)
 
 
