@@ -106,7 +106,7 @@ REWARD_CASES: dict[str, Case] = {
     "data.runs": Case(["ranked"], "weights"),
     "data.reward": Case("down", "weights", RANKED := {"data.runs": ["ranked"], "data.pairs": "", "data.reward": "up"}),
     "data.pairs_per_prompt": Case(1, "weights", RANKED),
-    "data.eval": Case("held.jsonl", lambda a, b: a.evals[0]["eval_n"] != b.evals[0]["eval_n"]),
+    "data.eval": Case("held.jsonl", lambda a, b: a.evals[0]["eval_n"] != b.evals[0]["eval_n"], {"data.held_out": 0.1}),
     "data.held_out": Case(0.5, lambda a, b: a.evals[0]["eval_n"] != b.evals[0]["eval_n"]),
     "data.max_tokens": Case(20, "data.max_tokens"),
     "data.overlong": Case("drop", "refused", {"data.max_tokens": 25}),

@@ -389,6 +389,20 @@ def test_values_that_cannot_work_are_named(name, value):
     assert [p for p in value_problems(settings) if p.startswith(f"{name}: got {value!r}")]
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "given", "instead"),
+    [
+        ("data.held_out", 0.3, {"data.eval": "held.jsonl"}, {"data.eval": "auto"}),
+        ("data.pairs_per_prompt", 3, {"data.pairs": "p.jsonl"}, {"data.runs": ["run"]}),
+    ],
+)
+def test_settings_that_would_do_nothing_are_refused(name, value, given, instead):
+    base = {"model": "m", "data.pairs": "p.jsonl", name: value}
+    [problem] = value_problems(load_settings(None, flags=base | given))
+    assert problem.startswith(f"{name}: got {value}, but ")
+    assert value_problems(load_settings(None, flags=base | instead)) == []
+
+
 def test_everything_wrong_is_told_at_once(tmp_path):
     settings = load_settings(
         None, flags={"model": str(tmp_path / "no"), "data.pairs": str(tmp_path / "no.jsonl"), "learner.batch": 0}

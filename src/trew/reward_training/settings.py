@@ -151,4 +151,20 @@ def problems(settings: RewardTraining) -> list[str]:
         )
     if s.data.reward and not s.data.runs:
         found.append(f"data.reward: got {s.data.reward!r}, but only data.runs have rewards; leave it out, or give runs")
+    return found + _without_effect(s.data)
+
+
+def _without_effect(data: PairData) -> list[str]:
+    """Settings that say how pairs are made or divided, where a file has them as they are to be."""
+    usual, found = PairData(), []
+    if data.eval != "auto" and data.held_out != usual.held_out:
+        found.append(
+            f"data.held_out: got {data.held_out:g}, but data.eval = {data.eval!r} has the held-out pairs; remove one "
+            "of the two"
+        )
+    if data.pairs and not data.runs and data.pairs_per_prompt != usual.pairs_per_prompt:
+        found.append(
+            f"data.pairs_per_prompt: got {data.pairs_per_prompt}, but it is for data.runs, whose completions make "
+            "pairs: those of a file are all taken; leave it out, or give runs"
+        )
     return found
