@@ -79,3 +79,10 @@ def test_pages_name_what_ends_an_episode_and_nothing_else():
     [cause] = re.findall(r"^\| turns.* are used up.*$", page("environments.md"), re.M)
     assert named(cause.rpartition("counts it as")[2]) == set(typing.get_args(Ending)) - {"", "done", "length", "failed"}
     assert "time" not in cause
+
+
+def test_pages_agree_on_checkpoints_of_runs_that_save_none_by_themselves():
+    """Every kind of training saves when it is asked to stop: :meth:`trew.training.program.Program.steps`."""
+    rows = [re.findall(r"^\| `(?:checkpoint\.)?every` .*steps between .*checkpoints.*$", page(name), re.M)
+            for name in ("configuration.md", "reward-models.md")]  # fmt: skip
+    assert [row.endswith("and one at the end; 0: only on an interrupt |") for [row] in rows] == [True, True]

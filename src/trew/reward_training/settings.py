@@ -63,7 +63,7 @@ class RewardEval:
 class RewardCheckpoints:
     """When to save, and how many to keep."""
 
-    every: int = 50  # steps; 0 = never
+    every: int = 50  # steps; 0 = only on an interrupt
     keep: int = 2
 
 
