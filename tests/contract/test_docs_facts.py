@@ -8,6 +8,7 @@ import typing
 from pathlib import Path
 
 from trew.diagnostics import monitors
+from trew.reward_training import program as reward_program
 from trew.rewards.combine import FAILED
 from trew.runs.layout import LOCK, RUN
 from trew.runs.rollouts import schema
@@ -86,3 +87,11 @@ def test_pages_agree_on_checkpoints_of_runs_that_save_none_by_themselves():
     rows = [re.findall(r"^\| `(?:checkpoint\.)?every` .*steps between .*checkpoints.*$", page(name), re.M)
             for name in ("configuration.md", "reward-models.md")]  # fmt: skip
     assert [row.endswith("and one at the end; 0: only on an interrupt |") for [row] in rows] == [True, True]
+
+
+def test_every_metric_of_a_reward_models_training_is_named():
+    section = page("reward-models.md").partition("## Training one")[2].partition("\n## ")[0]
+    parts = (reward_program.RewardProgram.step, reward_program.RewardProgram.evaluate, reward_program._scores)
+    metrics = {name for part in parts for name in re.findall(r'"(\w+)": ', inspect.getsource(part))}
+    assert {"loss", "margin", "eval_auc"} <= metrics
+    assert metrics - {"step"} - named(section) == set()
