@@ -27,3 +27,29 @@ def score(answer: str, gold: str) -> float | None:
 )
 def test_a_number_before_an_equals_sign_may_have_its_factorial(answer: str, gold: str, right: bool) -> None:
     assert score(answer, gold) == right
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "right"),
+    [
+        ("n2^{n-1}", r"n \cdot 2^{n-1}", True),
+        (r"n \cdot 2^{n-1}", "n 2^{n-1}", True),
+        ("(n-1)2^{n-2}", r"(n-1) \cdot 2^{n-2}", True),
+        ("2^{4}3^{2}", "144", True),
+        (r"\frac{1}{2}3^2", "4.5", True),
+        (r"\pi 2^3", r"8\pi", True),
+        (r"\frac{8!}{2!2!}", "10080", True),
+        ("8!/(2!3!)", "3360", True),
+        ("5!2", "240", True),
+        ("n2^{n-1}", "(n2)^{n-1}", False),
+        ("2 3^2", "18", False),
+        ("2^3 4", "32", False),
+        ("x2", "2x", False),
+        ("x_1 2^3", "8x_1", False),
+        ("(x+1)2", "2x+2", False),
+        (r"\text{not } 3^2", "9", False),
+        (r"3\text{ or so, } 2^2", "12", False),
+    ],
+)
+def test_a_power_or_a_factorial_behind_a_factor_multiplies_it(answer: str, gold: str, right: bool) -> None:
+    assert (score(answer, gold) == 1) == right

@@ -120,11 +120,18 @@ class _Parser:
                 total = algebra.divide(total, self.signed_factor())
             elif self.begins_factor() and not self.at_another_quantity():
                 # 2x is a product, but 2 3 is a mistake, and no 6.
-                if self.kind() in ("number", "repeating"):
+                if self.kind() in ("number", "repeating") and not self.at_power():
                     raise Malformed("two numbers side by side")
                 total = algebra.multiply(total, self.factor())
             else:
                 return algebra.negative(total) if sign < 0 else total
+
+    def at_power(self) -> bool:
+        r"""Whether a number with a sign of its own to its right is a factor: n2^{n-1}, 2^{4}3^{2}, 5!5!; but not in
+        7 2^3, x_1 2^3, nor the 2 in x2 and (x+1)2, where an index or exponent may be meant."""
+        before = self.tokens[self.at - 1]
+        ends = before.kind in ("word", "command") or before.text in (")", "}", "!")
+        return ends and (self.peek(1) in ("^", "!") or before.text == "!")
 
     def signed_factor(self) -> Value:
         sign = self.signs()
