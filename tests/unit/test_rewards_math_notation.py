@@ -53,3 +53,20 @@ def test_a_number_before_an_equals_sign_may_have_its_factorial(answer: str, gold
 )
 def test_a_power_or_a_factorial_behind_a_factor_multiplies_it(answer: str, gold: str, right: bool) -> None:
     assert (score(answer, gold) == 1) == right
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "right"),
+    [
+        ("1.5 x 10^3", "1500", True),
+        ("1.5x10^{3}", "1500", True),
+        (r"1.5 \text{ x } 10^{-3}\text{ m}", "0.0015", True),
+        (r"6.02 \times 10^{23}", "6.02 x 10^23", True),
+        ("1.5 x 10^4", "1500", False),
+        ("2x + 10^3", "20 + 10^3", False),
+        ("2 x 3", "6", False),
+        ("2x", r"2 \times", False),
+    ],
+)
+def test_an_x_before_a_power_of_ten_is_the_sign_of_multiplication(answer: str, gold: str, right: bool) -> None:
+    assert (score(answer, gold) == 1) == right
