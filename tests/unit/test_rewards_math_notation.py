@@ -70,3 +70,20 @@ def test_a_power_or_a_factorial_behind_a_factor_multiplies_it(answer: str, gold:
 )
 def test_an_x_before_a_power_of_ten_is_the_sign_of_multiplication(answer: str, gold: str, right: bool) -> None:
     assert (score(answer, gold) == 1) == right
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "right"),
+    [
+        (r"\operatorname{tg} 15^\circ", r"2-\sqrt{3}", True),
+        (r"\arctan 2", r"\operatorname{arctg} 2", True),
+        (r"\mathrm{ctg}\,\alpha", r"\cot \alpha", True),
+        (r"\tan^2 \alpha", r"\operatorname{tg}^{2} \alpha", True),
+        (r"\operatorname{arcctg} x", r"\cot^{-1} x", True),
+        (r"\operatorname{cosec} 30^\circ", "2", True),
+        (r"\operatorname{ctg} 15^\circ", r"2-\sqrt{3}", False),
+        (r"\operatorname{tg} \alpha", r"\cot \alpha", False),
+    ],
+)
+def test_tg_and_ctg_are_tangent_and_cotangent(answer: str, gold: str, right: bool) -> None:
+    assert score(answer, gold) == right

@@ -59,6 +59,10 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         # Upright type, from which units and words are read, and other fonts.
         (r"\\(?:math(?:rm|sf|up)|text(?:rm|bf|it|tt|sf|normal|up)?|[mh]box|emph|underline|operatorname|unit|si)\s*\{",
          r"\\text{"),
+        # Functions under their other names, which math-verify does not know.
+        (r"\\(?:(arc)?tg(?![A-Za-z])|text\{\s*(arc)?tg\s*\})", r"\\\1\2tan "),
+        (r"\\(?:(arc)?co?tg(?![A-Za-z])|text\{\s*(arc)?co?tg\s*\})", r"\\\1\2cot "),
+        (r"\\(?:cosec(?![A-Za-z])|text\{\s*cosec\s*\})", r"\\csc "),
         (r"\{\s*\\(?:rm|sf|tt|it|bf)(?![A-Za-z])", r"\\text{"),
         (r"\\text\{\s*(i|e|d[r-z]?|\\?pi)\s*\}", r" \1 "),  # upright letters are what they mean
         (r"\\mathbb\s*\{?\s*([RNZQC])\s*\}?", r"\\\1 "),
