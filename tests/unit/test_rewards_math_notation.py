@@ -87,3 +87,24 @@ def test_an_x_before_a_power_of_ten_is_the_sign_of_multiplication(answer: str, g
 )
 def test_tg_and_ctg_are_tangent_and_cotangent(answer: str, gold: str, right: bool) -> None:
     assert score(answer, gold) == right
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "right"),
+    [
+        (r"v_{\text{avg}} = 5", "5", True),
+        ("5", r"v_{\mathrm{avg}} = 5", True),
+        (r"S_{\triangle ABC} = 6", "6", True),
+        (r"x_{\max} = 5", "5", True),
+        (r"y_\min = 5", "5", True),
+        ("V_{P-ABC} = 5", "5", True),
+        (r"v_{\text{avg}} = 6", "5", False),
+        ("a_{n+1} = 2n", "2n", False),
+        ("2_{3} = 5", "5", False),
+        (r"S_{\triangle ABC} = 6", r"S_{\triangle ABD} = 6", False),
+        (r"v_{\text{first}} = 6", r"v_{\text{last}} = 6", False),
+        (r"x_{\text{first}} = 6, x_{\text{last}} = 7", r"x_{\text{first}} = 7, x_{\text{last}} = 6", False),
+    ],
+)
+def test_a_name_may_have_an_index_in_words_or_of_a_figure(answer: str, gold: str, right: bool) -> None:
+    assert (score(answer, gold) == 1) == right

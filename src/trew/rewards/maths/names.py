@@ -6,7 +6,9 @@ import re
 
 from .tokens import FUNCTIONS, Token
 
-_SINGLE = r"(?:[A-Za-z]|\\[A-Za-z]+)'?(?:_(?:\{[A-Za-z0-9]+\}|[A-Za-z0-9]+))?"
+# v_{\text{avg}}, x_{\max}, S_{\triangle ABC}, V_{P-ABC}; but a_{n+1} = 2n is no value of a_n and stays an equation
+_INDEX = r"(?:[A-Za-z0-9]+|\\text\{[^{}]*\}|\\[A-Za-z]+|[A-Z]-[A-Z]+)"
+_SINGLE = rf"(?:[A-Za-z]|\\[A-Za-z]+)'?(?:_(?:\{{{_INDEX}\}}|[A-Za-z0-9]+|\\(?:max|min)))?"
 _ARGUMENT = rf"(?:{_SINGLE}|-?[0-9.]+)"
 _FUNCTION = rf"{_SINGLE}(?:\^(?:\{{-1\}}|-1)(?=\())?(?:\({_ARGUMENT}(?:,{_ARGUMENT})*\))?"
 _NAME = re.compile(rf"{_FUNCTION}|\({_SINGLE}(?:,{_SINGLE})+\)|[A-Z]{{2,3}}")
