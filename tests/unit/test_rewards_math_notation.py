@@ -108,3 +108,19 @@ def test_tg_and_ctg_are_tangent_and_cotangent(answer: str, gold: str, right: boo
 )
 def test_a_name_may_have_an_index_in_words_or_of_a_figure(answer: str, gold: str, right: bool) -> None:
     assert (score(answer, gold) == 1) == right
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "right"),
+    [
+        (r"\text{boys} = 12, \text{girls} = 15", r"\text{girls} = 12, \text{boys} = 15", False),
+        (r"\text{Tom: } 5, \text{Ann: } 7", r"\text{Tom: } 7, \text{Ann: } 5", False),
+        (r"\text{Ann: } 5, \text{Tom: } 7", r"\text{Tom: } 7, \text{Ann: } 5", True),
+        (r"\text{Tom} = 7, \text{Ann} = 5", r"\text{Tom: } 7, \text{Ann: } 5", True),
+        ("7, 5", r"\text{Tom: } 7, \text{Ann: } 5", True),
+        (r"\text{Thomas: } 7, \text{Ann: } 5", r"\text{Tom: } 7, \text{Ann: } 5", True),
+        ("x = 1, x = 2", "x = 2, x = 1", True),
+    ],
+)
+def test_values_that_words_name_are_compared_by_these(answer: str, gold: str, right: bool) -> None:
+    assert score(answer, gold) == right

@@ -263,6 +263,9 @@ def _two_groups(left: AnswerList, right: AnswerList) -> bool | None:
         # x = 1 or y = 2 is either, x = 1 and y = 2 both.
         if (left.ends == "∨") != (right.ends == "∨") and any(len(_names(group)) > 1 for group in (left, right)):
             return False
+        described = [_described(group) for group in (left, right)]
+        if described[0] and described[0].keys() == described[1].keys():
+            return _in_order([described[0][name] for name in described[1]], [*described[1].values()])
         if "{}" in ends:  # a set has its elements once, however often they are written
             return _any_order(_unlike(left.items), _unlike(right.items))
         return _any_order(left.items, right.items)
@@ -274,6 +277,13 @@ def _two_groups(left: AnswerList, right: AnswerList) -> bool | None:
 def _names(group: AnswerList) -> set[str]:
     """The names that the items have."""
     return {item.shape.name for item in group.items if isinstance(item.shape, Named)}
+
+
+def _described(group: AnswerList) -> dict[str, Answer]:
+    r"""The values by their names, \text{boys} = 12 and \text{boys: } 12 alike; empty if not each has its own name."""
+    named = [item.shape for item in group.items if isinstance(item.shape, Named)]
+    found = {re.sub(r"\\text|[\s{}:]", "", one.name): one.item for one in named}
+    return found if len(found) == len(group.items) else {}
 
 
 def _is_bare_point(left: AnswerList, right: AnswerList) -> bool:
