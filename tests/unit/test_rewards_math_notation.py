@@ -124,3 +124,34 @@ def test_a_name_may_have_an_index_in_words_or_of_a_figure(answer: str, gold: str
 )
 def test_values_that_words_name_are_compared_by_these(answer: str, gold: str, right: bool) -> None:
     assert score(answer, gold) == right
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "right"),
+    [
+        (r"(D) \frac{1}{2}", "D", True),
+        (r"(D)\ -5\sqrt2", r"\text{(D)}", True),
+        ("D. 12", "D", True),
+        ("D) 12", "12", True),
+        ("(D): 12", "D", True),
+        (r"\mathbf{(D)}\ 12", "D", True),
+        (r"\textbf{(D)}\ \$12", "D", True),
+        ("D", r"\textbf{(D)}\ \$12", True),
+        ("D. $12", r"\$12", True),
+        (r"\text{Option D}", "D", True),
+        (r"\text{choice (D)}", r"\textbf{(D)}", True),
+        ("D", "Option D", True),
+        (r"\text{Option D}", "C", False),
+        ("D. 12", "C", False),
+        ("D. 12", "13", False),
+        ("D. 12, C. 13", "D", False),
+        ("D) 12 or C) 13", "D", False),
+        (r"(D) \frac{1}{2} \text{ is wrong}", "D", False),
+        ("(x) 5", "x", False),
+        ("(D) x", "D", False),
+        ("D - 5", "D", False),
+        ("5D", "D", False),
+    ],
+)
+def test_an_option_may_have_its_value_in_many_forms(answer: str, gold: str, right: bool) -> None:
+    assert (score(answer, gold) == 1) == right

@@ -51,10 +51,10 @@ def _unknown(error: NotExact, text: str) -> Unknown:
 def _words(text: str) -> Words | None:
     """The text as words, where it is nothing else: letters, spaces, hyphens, apostrophes, one pair of brackets."""
     inner = re.sub(r"\\text\s*\{([^{}]*)\}", r" \1 ", text).strip()
-    # (B), B. and \text{B} choose an option; a bare B stays a variable.
-    lone = re.fullmatch(r"\(?\s*([A-Za-z])\s*[).]?", inner)
-    if lone and ("\\text" in text or "(" in text or ")" in text):
-        return Words(lone.group(1).casefold())
+    # (B), B., option B and \text{B} choose an option; a bare B stays a variable.
+    lone = re.fullmatch(r"((?:[Oo]ption|[Cc]hoice)\s+)?\(?\s*([A-Za-z])\s*[).]?", inner)
+    if lone and (lone[1] or "\\text" in text or "(" in text or ")" in text):
+        return Words(lone[2].casefold())
     if not re.fullmatch(r"[^\W\d_](?:[^\W\d_]|[\s'.\-!\"])*", inner) or len(inner) > 200:
         return None
     letters = re.sub(r"[^\w]|_", "", inner.casefold())
@@ -135,7 +135,7 @@ def _chosen(tokens: list[Token], level: int) -> Choice | None:
         return None
     item = _item(behind, level)
     # (A)(B) and (A) B are two options; words behind one may say anything of it, that it is wrong, too.
-    words = behind[0].kind == "unit" or any(t.kind == "text" for t in behind)
+    words = (behind[0].kind == "unit" and behind[0].text != "\\$") or any(t.kind == "text" for t in behind)
     if words or isinstance(item.shape, Choice | Words) or re.fullmatch(r"\W*[A-Z]\W*", item.text):
         raise Malformed("an option with something that is no value")
     return Choice(letter.casefold(), item)

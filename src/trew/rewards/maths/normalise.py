@@ -108,6 +108,11 @@ _LEADING = re.compile(
     r"^\s*(\\text\{\s*)?(?:(?:the|our|final|correct)\s+)*(?:answer|result|solution)s?\s*(?:is|are|:|=)+\s*:?(\s*\})?",
     re.I,
 )
+# An option before its value, (A) -5, A) 5, A. $5 or \mathbf{(A)} 5: none of these is a product or a difference.
+_OPTION = re.compile(
+    r"^\s*(?:\{\s*\(([A-J])\)\s*\}|\(([A-J])\)\s*[:.]?|([A-J])\)|([A-J])\.(?=\s))\s*"
+    r"(?=-?(?:\d|\.\d|\\(?:frac|sqrt|pi|\$)))"
+)
 _DELIMITER = re.compile(r"(?<!\\)\$")
 _PRICE = re.compile(r"(?<!\\)\$(?=\s*[-+]?\.?\d)")
 
@@ -131,6 +136,7 @@ def normalise(text: str) -> str:
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
     text = _LEADING.sub(lambda m: m[1] if m[1] and not m[2] else "", text)
+    text = _OPTION.sub(lambda m: f"\\text{{({m[1] or m[2] or m[3] or m[4]})}} ", text)
     text = re.sub(r"\s+", " ", text).strip()
     text = re.sub(r"(?:\s|\\\\|[.,;:/])+$", "", text)
     return re.sub(r"^(?:\s|[,;:]|\\\\)+", "", text)
