@@ -176,6 +176,12 @@ def test_infinity_may_be_a_word(answer: str, gold: str, right: bool) -> None:
         (r"\text{No solutions}", r"\text{no solution}", True),
         (r"\text{no real solutions}", r"\text{no solution}", False),
         (r"\text{DNE}", r"\text{does not exist}", True),
+        (r"\emptyset", r"\text{no solution}", True),
+        (r"\text{No solutions}", r"\varnothing", True),
+        (r"\text{The empty set}", r"\{\}", True),
+        (r"\{0\}", r"\text{no solution}", False),
+        (r"\text{no real solutions}", r"\emptyset", False),
+        (r"\text{none}", r"\emptyset", False),
     ],
 )
 def test_phrases_with_one_meaning_are_the_same(answer: str, gold: str, right: bool) -> None:

@@ -61,7 +61,8 @@ def _words(text: str) -> Words | None:
     return Words(_SAME_WORDS.get(letters, letters))
 
 
-_SAME_WORDS = {"nosolutions": "nosolution", "dne": "doesnotexist"}
+NOTHING = "nosolution"
+_SAME_WORDS = {"nosolutions": NOTHING, "emptyset": NOTHING, "theemptyset": NOTHING, "dne": "doesnotexist"}
 _EVERYTHING = re.compile("(?:theset(?:of)?)?(?:all|any)real(?:numbers?|s)")
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from . import algebra, intervals, units
 from .algebra import Value
-from .answers import read
+from .answers import NOTHING, read
 from .coordinates import in_usual_order, named_values
 from .not_exact import NotExact
 from .shapes import Answer, AnswerList, Based, Choice, Equation, Matrix, Named, Scalar, Shape, Union, Unknown, Words
@@ -158,11 +158,17 @@ def _choices(a: Answer, g: Answer) -> bool | None:
 
 
 def _words(a: Answer, g: Answer) -> bool:
-    left = a.shape.text if isinstance(a.shape, Words) else a.plain
-    right = g.shape.text if isinstance(g.shape, Words) else g.plain
+    left, right = _in_words(a), _in_words(g)
     if len(left) == 1 and _primes(a) != _primes(g):  # x' is a variable, and another than x
         return False
     return bool(left) and left == right
+
+
+def _in_words(one: Answer) -> str:
+    """Its letters and digits; an empty set is no solution."""
+    if isinstance(one.shape, AnswerList) and not one.shape.items:
+        return NOTHING
+    return one.shape.text if isinstance(one.shape, Words) else one.plain
 
 
 def _primes(answer: Answer) -> int:
