@@ -155,3 +155,23 @@ def test_values_that_words_name_are_compared_by_these(answer: str, gold: str, ri
 )
 def test_an_option_may_have_its_value_in_many_forms(answer: str, gold: str, right: bool) -> None:
     assert (score(answer, gold) == 1) == right
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "right"),
+    [
+        (r"x \ne \pm 2", r"(-\infty,-2)\cup(-2,2)\cup(2,\infty)", True),
+        (r"x \ne 2, x \ne -2", r"x \neq \pm 2", True),
+        (r"x \ne 2 \text{ and } x \ne -2", r"\mathbb{R} \setminus \{2, -2\}", True),
+        (r"\mathbb{R} \setminus \{2, -2\}", r"x \ne -2, 2", True),
+        (r"x \ne 2", r"x \ne \pm 2", False),
+        (r"x \ne 2, y \ne -2", r"x \ne \pm 2", False),
+        (r"x \ne 2 \text{ or } x \ne -2", r"x \ne \pm 2", False),
+        (r"x \ne 2, x = 3", "3", False),
+        (r"x \ne \pm 2", "2, -2", False),
+        (r"x = 3, x \ne 2", r"x \ne 2", False),
+        (r"y = 3, x \ne 2", r"x \ne 2, y = 3", True),
+    ],
+)
+def test_what_a_number_does_not_equal_may_be_several_numbers(answer: str, gold: str, right: bool) -> None:
+    assert (score(answer, gold) == 1) == right

@@ -195,10 +195,7 @@ def _plus_minus(tokens: list[Token], level: int) -> list[Answer]:
 
 
 def _excluded(tokens: list[Token], level: int) -> Shape | None:
-    """All real numbers but some: x ≠ 2, ℝ \\ {1, 2}."""
-    named, _ = split(tokens, ("\\ne",))
-    if len(named) == 2 and (name := name_of(named[0])):
-        return Named(name, Answer(intervals.all_but((_item(named[1], level),))))
+    """All real numbers but some: ℝ \\ {1, 2}."""
     parts, _ = split(tokens, ("\\setminus", "-"))
     if len(parts) != 2 or [t.text for t in parts[0]] != ["\\R"]:
         return None
@@ -206,6 +203,18 @@ def _excluded(tokens: list[Token], level: int) -> Shape | None:
     if not isinstance(points, AnswerList) or points.ends != "{}":
         raise NotExact("a difference of sets")
     return intervals.all_but(points.items)
+
+
+def _unequal(tokens: list[Token], level: int) -> Named | None:
+    """x ≠ ±2, x ≠ 1, 2 and x ≠ 1 and x ≠ 2: all real numbers but these; None for anything else next to a ≠."""
+    sides = [split(part, ("\\ne",))[0] for part in split(tokens, (",", "\\and"))[0] if part]
+    names = {name_of(side[0]) for side in sides if len(side) == 2}
+    if len(names) != 1 or "" in names or len(sides[0]) != 2 or any(len(side) > 2 for side in sides):
+        return None
+    if any(t.text in ("=", "\\in", *_ORDER) for t in tokens):  # x ≠ 2, y = 3
+        return None
+    points = tuple(point for side in sides for point in _plus_minus(side[-1], level))
+    return Named(names.pop(), Answer(intervals.all_but(points)))
 
 
 def _approximate(tokens: list[Token], level: int) -> Shape | None:
@@ -471,7 +480,7 @@ def _scalar(tokens: list[Token], *, sign: int = 1) -> Scalar:
 
 # The order decides: a list is taken apart before its items are read, and a relation before the brackets in its sides.
 _READERS: tuple[Callable[[list[Token], int], Shape | None], ...] = (
-    _listed, _united, _chosen, _labelled, _excluded, _approximate, _member, _equality, _inequality, _bracketed, _matrix,
-    _ratio, _measured,
+    _unequal, _listed, _united, _chosen, _labelled, _excluded, _approximate, _member, _equality, _inequality,
+    _bracketed, _matrix, _ratio, _measured,
 )  # fmt: skip
 """Each gives None if the tokens are not of its kind."""
