@@ -175,3 +175,23 @@ def test_an_option_may_have_its_value_in_many_forms(answer: str, gold: str, righ
 )
 def test_what_a_number_does_not_equal_may_be_several_numbers(answer: str, gold: str, right: bool) -> None:
     assert (score(answer, gold) == 1) == right
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "right"),
+    [
+        ("2 m g", "2mg", True),
+        ("2mg", "2 m g", True),
+        (r"\frac{2 m g}{k}", r"\frac{2mg}{k}", True),
+        (r"\frac{3 g m}{4}", r"\frac{3mg}{4}", True),
+        ("3am", "3ma", True),
+        (r"2\text{ mg}", "2mg", True),
+        (r"2\text{ mg}", "2 g m", False),
+        ("3 m g", "2mg", False),
+        ("2 m h", "2mg", False),
+        ("5 m", r"5\text{ m}", True),
+        ("5mg", "5gm", False),  # grams
+    ],
+)
+def test_letters_that_spell_a_unit_are_a_product_beside_one(answer: str, gold: str, right: bool) -> None:
+    assert score(answer, gold) == right

@@ -22,7 +22,7 @@ from .units import Unit
 MAX_NESTING = 20
 
 
-def read(text: str, *, groups: bool = True, letters: bool = False) -> Answer:
+def read(text: str, *, groups: bool = True, letters: bool | None = False) -> Answer:
     r"""Reads normalised text; ``groups`` and ``letters`` as in ``tokenize``.
 
     >>> read("1/2").shape == read("0.5").shape, read("(1, 2]").shape.ends, read("\\text{East}").shape

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from . import algebra, intervals, units
 from .algebra import Value
@@ -33,26 +33,34 @@ def same(answer: Answer, gold: Answer) -> bool | None:
     algebra.allowance()
     try:
         verdict = _same(answer, gold)
-        if verdict is False and (other := _otherwise(answer, gold)) is not None:
-            verdict = _same(*other)
+        for reading in _otherwise(answer, gold) if verdict is False else ():
+            if verdict is False:
+                verdict = _same(*reading)
     except NotExact:
         return None
     return verdict
 
 
-def _otherwise(a: Answer, g: Answer) -> tuple[Answer, Answer] | None:
-    """Both sides with one of them read differently, as the other suggests; None if nothing suggests another reading."""
+def _otherwise(a: Answer, g: Answer) -> Iterator[tuple[Answer, Answer]]:
+    """Both sides with one of them read differently, as the other suggests; nothing if nothing suggests it."""
     match a.shape, g.shape:
         # 100,200 is a number, unless the other side is a list. In brackets, which it has not, it is a point or a set.
         case AnswerList(",") | AnswerList("∨"), Scalar() if "," in g.text:
-            return a, read(g.text, groups=False)
+            yield a, read(g.text, groups=False)
         case Scalar(), AnswerList(",") | AnswerList("∨") if "," in a.text:
-            return read(a.text, groups=False), g
+            yield read(a.text, groups=False), g
         case Scalar() as left, Scalar() as right if _has_e(left) != _has_e(right):  # 2e-1 is a power of ten, or 2e - 1
-            return (Answer(left, a.text), _with_e(g)) if _has_e(left) else (_with_e(a), Answer(right, g.text))
-        case Scalar() as left, Scalar() as right if bool(left.unit) != bool(right.unit):
-            return (a, read(g.text, letters=True)) if left.unit else (read(a.text, letters=True), g)  # 5 m
-    return None
+            yield (Answer(left, a.text), _with_e(g)) if _has_e(left) else (_with_e(a), Answer(right, g.text))
+        case Scalar() as left, Scalar() as right if _has_unit(left) != _has_unit(right):
+            yield (a, read(g.text, letters=True)) if _has_unit(left) else (read(a.text, letters=True), g)  # 5 m
+            # 2mg is a weight beside 2 m g, and no milligrams; beside 2gm, which may be grams, it stays as it is.
+            other, free = (right, g.text) if _has_unit(left) else (left, a.text)
+            if other.value.variables and not any(map(units.name, re.findall("[A-Za-z]{2,}", free))):
+                yield (read(a.text, letters=None), g) if _has_unit(left) else (a, read(g.text, letters=None))
+
+
+def _has_unit(one: Scalar) -> bool:
+    return bool(one.unit or one.value.named("unit"))
 
 
 def _has_e(one: Scalar) -> bool:

@@ -70,12 +70,13 @@ class _Prose(Exception):
     """A text holds a word that is neither a unit nor a number nor a joiner, so it counts as a whole."""
 
 
-def tokenize(text: str, *, groups: bool = True, letters: bool = False) -> list[Token]:
+def tokenize(text: str, *, groups: bool = True, letters: bool | None = False) -> list[Token]:
     r"""The tokens of ``text``; raises Malformed for a character that has no meaning here.
 
     With ``groups`` a number such as 1,234 outside of brackets is one number, else it is two with a comma; 1,000 is one
     everywhere. With
-    ``letters`` a single letter behind a value may be a unit (5 m) also where it is not in upright type.
+    ``letters`` a single letter behind a value may be a unit (5 m) also where it is not in upright type; with None no
+    one or two letters outside of upright type are one (2mg).
 
     >>> [t.text for t in tokenize(r"2\frac12 x_1")], [t.text for t in tokenize("1,234, (1,234)")]
     (['2', '\\frac', '1', '2', 'x', '_', '1'], ['1234', ',', '(', '1', ',', '234', ')'])
@@ -95,7 +96,7 @@ class _Scanner:
     """A place in a text, and the tokens before it. ``level`` counts the texts around it: inside one (upright type) all
     words must be known."""
 
-    def __init__(self, text: str, out: list[Token], *, groups: bool, letters: bool = False, level: int = 0):
+    def __init__(self, text: str, out: list[Token], *, groups: bool, letters: bool | None = False, level: int = 0):
         self.text = text
         self.out = out
         self.groups = groups
@@ -236,8 +237,10 @@ class _Scanner:
             return False
         if token in FUNCTIONS:  # sec
             return behind and not _ARGUMENT.match(self.text, self.at)
-        if self.level or self.letters or len(token) > 2 or token in units.BARE:
+        if self.level or self.letters or len(token) > 2:
             return True
+        if self.letters is None or token in units.BARE:
+            return self.letters is not None
         return spaced if len(token) > 1 else [t.kind for t in self.out[-2:]] == ["unit", "mark"]  # km/h
 
     def at_long_word(self, token: str) -> bool:
