@@ -195,3 +195,29 @@ def test_what_a_number_does_not_equal_may_be_several_numbers(answer: str, gold: 
 )
 def test_letters_that_spell_a_unit_are_a_product_beside_one(answer: str, gold: str, right: bool) -> None:
     assert score(answer, gold) == right
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "right"),
+    [
+        ("m+n = 113", "113", True),
+        ("m+n = 100+13 = 113", "113", True),
+        ("113", "m+n=113", True),
+        ("100a + 10b + c = 123", "123", True),
+        (r"\frac{a}{b} = \frac{2}{3}", r"\frac23", True),
+        ("AB + CD = 12", "12", True),
+        ("a^2+b^2 = 25", "25", True),
+        ("m+n = 113", "114", False),
+        ("m+n = 100+14 = 113", "113", False),
+        ("m+n = 113 = 114", "114", False),
+        ("m+n = k = 113", "113", False),
+        ("2x = 10", "10", False),
+        ("x^2 = 4", "4", False),
+        ("x + y = 0", "0", False),
+        ("m+n = 5, 6", "5", False),
+        ("m+n = 113", "p+q = 113", False),
+        ("x + 2y = 3", "2x + 4y = 6", True),
+    ],
+)
+def test_an_expression_of_unknowns_with_its_value_is_the_value(answer: str, gold: str, right: bool) -> None:
+    assert (score(answer, gold) == 1) == right

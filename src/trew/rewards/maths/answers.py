@@ -294,7 +294,18 @@ def _chain(parts: list[list[Token]], level: int) -> Answer:
     values = [item.shape.value for item in items if isinstance(item.shape, Scalar)]
     if len(values) < len(items):
         raise NotExact("an equation of something that is no formula")
-    return items[-1] if _all_same(values) else Answer(Equation(algebra.subtract(*values)))
+    if values[0].variables and len(values) > 2 and _are_numbers(values[1:]) and _all_same(values[1:]):
+        items, values = [items[0], items[-1]], [values[0], values[-1]]  # m + n = 2 + 3 = 5
+    if _all_same(values):
+        return items[-1]
+    left, right = values
+    # 2x = 10 says 5 and x + y = 0 is the line: with two unknowns and a number the number is what was asked for.
+    total = len(left.variables) > 1 and not left.opaque and _are_numbers([right]) and not algebra.is_zero(right)
+    return Answer(Equation(algebra.subtract(left, right), items[-1] if total else None))
+
+
+def _are_numbers(values: list[Value]) -> bool:
+    return not any(value.variables or value.opaque for value in values)
 
 
 def _all_same(values: list[Value]) -> bool:

@@ -195,8 +195,13 @@ def _based(a: Answer, g: Answer) -> bool:
 
 
 def _equations(a: Answer, g: Answer) -> bool | None:
-    if isinstance(a.shape, Equation) and isinstance(g.shape, Equation):
-        return _proportional(a.shape.difference, g.shape.difference)
+    left, right = a.shape, g.shape
+    if isinstance(left, Equation) and isinstance(right, Equation):
+        return _proportional(left.difference, right.difference)
+    if isinstance(left, Equation) and left.total is not None and isinstance(right, Scalar):
+        return _same(left.total, g)
+    if isinstance(right, Equation) and right.total is not None and isinstance(left, Scalar):
+        return _same(a, right.total)
     return False
 
 

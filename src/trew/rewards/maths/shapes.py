@@ -66,9 +66,10 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Equation:
-    """``difference`` = 0."""
+    """``difference`` = 0; of m + n = 5, which says what an expression comes to, ``total`` is the 5."""
 
     difference: Value
+    total: Answer | None = None
 
 
 @dataclass(frozen=True, slots=True)
