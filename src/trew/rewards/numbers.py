@@ -30,8 +30,12 @@ _GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 # A factor behind a number: 5k, 3 million.
 _MULTIPLIER = re.compile(r"(?:k|\s?(hundred|thousand|million|billion|trillion))(?![A-Za-z])", re.IGNORECASE)
 _TIMES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-# An answer that only bounds its value: "< 5", "at least 5".
-_BOUND = re.compile(r"^(?:[≤≥≠±]|[<>]=?\s*[\d$.])|\b(?:at least|at most|or more|or less|or fewer)\b", re.IGNORECASE)
+# An answer that only bounds its value: "< 5", "at least 5", "no more than 5".
+_BOUND = re.compile(
+    r"^(?:[≤≥≠±]|[<>]=?\s*[\d$.])|\b(?:at least|at most|or more|or less|or fewer)\b"
+    r"|\b(?:more|less|fewer|greater|larger|smaller) than\b(?=[\s*\\$€£¥-]*[\d.])",
+    re.IGNORECASE,
+)
 _DENYING = "not never neither nor cannot except without wrong incorrect false"
 # Two words that deny what follows: "instead of 72".
 _INSTEAD = {("instead", "of"), ("rather", "than"), ("other", "than")}
