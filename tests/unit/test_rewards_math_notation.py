@@ -221,3 +221,24 @@ def test_letters_that_spell_a_unit_are_a_product_beside_one(answer: str, gold: s
 )
 def test_an_expression_of_unknowns_with_its_value_is_the_value(answer: str, gold: str, right: bool) -> None:
     assert (score(answer, gold) == 1) == right
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "right"),
+    [
+        (r"\begin{cases} x=1 \\ y=2 \end{cases}", "(1,2)", True),
+        (r"\begin{cases} y=2, \\ x=1. \end{cases}", "x=1, y=2", True),
+        ("(1,2)", r"\left\{\begin{array}{l} x=1 \\ y=2 \end{array}\right.", True),
+        (r"\left\{\begin{aligned} x&=1 \\ y&=2 \end{aligned}\right.", r"\begin{cases}x=1\\y=2\end{cases}", True),
+        (r"\begin{cases} x=2 \\ y=1 \end{cases}", "(1,2)", False),
+        (r"\begin{cases} x=1 \\ y=2 \\ z=3 \end{cases}", "(1,2)", False),
+        (r"\begin{cases} 1 & x=1 \\ 2 & x=2 \end{cases}", "1, 2", False),
+        (
+            r"\begin{cases} x=1 \\ y=1 \end{cases} \text{ or } \begin{cases} x=2 \\ y=2 \end{cases}",
+            r"\begin{cases} x=1 \\ y=2 \end{cases} \text{ or } \begin{cases} x=2 \\ y=1 \end{cases}",
+            False,
+        ),
+    ],
+)
+def test_a_system_of_values_is_the_values(answer: str, gold: str, right: bool) -> None:
+    assert (score(answer, gold) == 1) == right

@@ -113,6 +113,11 @@ _OPTION = re.compile(
     r"^\s*(?:\{\s*\(([A-J])\)\s*\}|\(([A-J])\)\s*[:.]?|([A-J])\)|([A-J])\.(?=\s))\s*"
     r"(?=-?(?:\d|\.\d|\\(?:frac|sqrt|pi|\$)))"
 )
+_SYSTEM = re.compile(
+    r"\s*(?:\\begin\{cases\}(.*)\\end\{cases\}"
+    r"|\\left\s*\\\{\s*\\begin\{(array|aligned)\}(?:\{[^{}]*\})?(.*)\\end\{\2\}\s*\\right\s*\.)\s*",
+    re.DOTALL,
+)
 _DELIMITER = re.compile(r"(?<!\\)\$")
 _PRICE = re.compile(r"(?<!\\)\$(?=\s*[-+]?\.?\d)")
 
@@ -133,6 +138,7 @@ def normalise(text: str) -> str:
         text = stripped[1:-1]
     if "$" in text:
         text = _dollars(text)
+    text = _system(text)
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
     text = _LEADING.sub(lambda m: m[1] if m[1] and not m[2] else "", text)
@@ -140,6 +146,20 @@ def normalise(text: str) -> str:
     text = re.sub(r"\s+", " ", text).strip()
     text = re.sub(r"(?:\s|\\\\|[.,;:/])+$", "", text)
     return re.sub(r"^(?:\s|[,;:]|\\\\)+", "", text)
+
+
+def _system(text: str) -> str:
+    r"""A system whose rows are equations, \begin{cases} x=1 \\ y=2 \end{cases}, as a list of them; other text as it is.
+
+    >>> _system(r"\left\{\begin{array}{l} x=1, \\ y=2 \end{array}\right.")
+    'x=1, y=2'
+    """
+    found = _SYSTEM.fullmatch(text)
+    rows = [row.strip(" ,;.") for row in (found[1] or found[3] or "").split("\\\\")] if found else []
+    rows = [row.replace("&", "") if found and found[2] == "aligned" else row for row in rows if row]
+    # With an & a case is told from its condition, and a row without an = is no value.
+    values = all(row.count("=") == 1 and "&" not in row and "\\begin" not in row for row in rows)
+    return ", ".join(rows) if rows and values else text
 
 
 def _dollars(text: str) -> str:
