@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trew.rewards import grade
+from trew.rewards.maths.grade import gold_problem
 
 
 def score(answer: str, gold: str) -> float | None:
@@ -242,3 +243,23 @@ def test_an_expression_of_unknowns_with_its_value_is_the_value(answer: str, gold
 )
 def test_a_system_of_values_is_the_values(answer: str, gold: str, right: bool) -> None:
     assert (score(answer, gold) == 1) == right
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "right"),
+    [
+        (r"\arctan 1", r"\frac\pi4", True),
+        (r"\arccos\frac12", r"\frac\pi3", True),
+        (r"\frac{\sin 1}\pi", r"\frac{\cos(\frac\pi2-1)}{\pi}", True),
+        (r"\sqrt[3]{7+5\sqrt2}", r"1+\sqrt2", True),
+        (r"2\cos(\frac\pi5)", r"\frac{1+\sqrt5}2", True),
+        (r"\arctan 2", r"\frac\pi4", False),
+        (r"\sum_{k=1}^{2} \sin(k \cdot 20^\circ)", r"\sum_{k=1}^{2} \cos(90^\circ - k \cdot 20^\circ)", True),
+    ],
+)
+def test_fractions_with_bare_arguments_reach_math_verify(answer: str, gold: str, right: bool) -> None:
+    assert score(answer, gold) == right
+
+
+def test_a_gold_is_checked_in_the_form_in_which_it_is_compared() -> None:
+    assert gold_problem(r"\sum_{k=1}^{2} \sin(\frac\pi5 + k \cdot 20^\circ)") == ""

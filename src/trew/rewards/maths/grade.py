@@ -21,12 +21,15 @@ from .answers import read
 from .coordinates import as_points, named_values
 from .normalise import MAX_ANSWER, normalise
 from .shapes import Answer, AnswerList, Choice, Equation, Matrix, Named, Scalar, Union, Unknown
-from .tokens import tokenize
+from .tokens import NAMES, tokenize
 
 EXTRA = "math"
 LIMITS = TaskLimits(cpu_s=2.0, memory_mb=512, wall_s=60.0, calls=500, growth_mb=128)
 _DEGREE = re.compile(r"\\degree(?![A-Za-z])")
-"""To math-verify sin 30° is sin 30, the sine of 30 radians."""
+_GROUP = r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"
+_LONE = rf"(?:\\(?:{'|'.join(sorted(NAMES | {'pi'}))})(?![A-Za-z])|[A-Za-z0-9])"
+_BARE_ARGUMENT = re.compile(rf"(\\frac\s*(?:{_GROUP})?|\\sqrt\s*\[[^\[\]{{}}]*\])\s*({_LONE})")
+MAX_BARE = 8  # fractions in each other whose arguments get their braces
 POOL = TaskPool(Path(__file__).with_name("symbolic.py"), limits=LIMITS)
 """The processes that math-verify runs in, started when they are first needed."""
 
@@ -115,7 +118,21 @@ def _exactly(completion: str, gold: Any, *, require_boxed: bool = True, thinking
 
 def _texts(answer: Answer, gold: Answer) -> dict[str, str]:
     """What math-verify is asked about. It does not know whose value is whose, so that these are put in order before."""
-    return {side: _DEGREE.sub(r" {\\frac{\\pi}{180}} ", text) for side, text in _ordered_texts(answer, gold).items()}
+    return {side: _for_math_verify(text) for side, text in _ordered_texts(answer, gold).items()}
+
+
+def _for_math_verify(text: str) -> str:
+    r"""A formula in the forms that math-verify reads: to it sin 30° is sin 30 radians, and \frac\pi4 is nothing.
+
+    >>> _for_math_verify(r"\frac\pi4 + \sqrt[3]2"), _for_math_verify(r"\frac{\frac12}x")
+    ('\\frac{\\pi}{4} + \\sqrt[3]{2}', '\\frac{\\frac{1}{2}}{x}')
+    """
+    text = _DEGREE.sub(r" {\\frac{\\pi}{180}} ", text)
+    for _ in range(MAX_BARE):
+        text, count = _BARE_ARGUMENT.subn(r"\1{\2}", text)
+        if not count:
+            break
+    return text
 
 
 def _ordered_texts(answer: Answer, gold: Answer) -> dict[str, str]:
@@ -217,7 +234,7 @@ def gold_problem(gold: Any) -> str:
     if not isinstance(found.answer.shape, Unknown):
         return ""
     # Against itself: it can then fail only by being unreadable.
-    outcome = POOL.run(dict.fromkeys(("gold", "answer"), _formula(found.answer)))
+    outcome = POOL.run(dict.fromkeys(("gold", "answer"), _for_math_verify(_formula(found.answer))))
     if outcome.status != "done":
         return f"math-verify cannot read it: {outcome.detail}"
     return outcome.value.get("error", "")
