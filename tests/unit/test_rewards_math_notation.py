@@ -263,3 +263,27 @@ def test_fractions_with_bare_arguments_reach_math_verify(answer: str, gold: str,
 
 def test_a_gold_is_checked_in_the_form_in_which_it_is_compared() -> None:
     assert gold_problem(r"\sum_{k=1}^{2} \sin(\frac\pi5 + k \cdot 20^\circ)") == ""
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "right"),
+    [
+        (r"1.2 \text{ eV}", "1.2", True),
+        (r"3\times10^{-4} \mathrm{~T}", "0.0003", True),
+        (r"2 \cdot 10^5 \text{ N/C}", "200000", True),
+        (r"5 \mathrm{~erg}/\mathrm{s}", "5", True),
+        (r"5\text{ µF}", "5", True),
+        ("5 T", r"5\text{ T}", True),
+        (r"25^\circ\text{C}", "25", True),
+        (r"1\text{C}_{16}", "1C_{16}", True),
+        (r"5\text{ MeV}", r"5\text{ keV}", False),
+        (r"5^\circ\text{C}", r"5\text{ C}", False),
+        (r"\frac32 kT", r"\frac32", False),
+        ("2 pc", "2", False),
+        (r"\frac{2 eV}{m}", r"\frac{2eV}{m}", True),
+        (r"\text{A}\text{C}", "A", False),
+        (r"\text{A C}", r"\text{(A)}", False),
+    ],
+)
+def test_units_of_electricity_and_of_small_and_large_things(answer: str, gold: str, right: bool) -> None:
+    assert (score(answer, gold) == 1) == right

@@ -175,7 +175,7 @@ def _ascii(text: str) -> str:
     text = _VULGAR.sub(_vulgar, text)
     text = re.sub("[⁻]?[⁰¹²³⁴-⁹]+", lambda m: "^{" + "".join(map(_SUPERSCRIPTS.__getitem__, m.group())) + "}", text)
     text = re.sub("[₀-₉]+", lambda m: "_{" + "".join(map(_SUBSCRIPTS.__getitem__, m.group())) + "}", text)
-    text = re.sub("[\u00b5\u03bc](?=[mgsLl](?![A-Za-z]))", "u", text)  # micro-
+    text = re.sub("[\u00b5\u03bc](?=[mgsLlCFHT](?![A-Za-z]))", "u", text)  # micro-
     text = re.sub("(?<=\\d)[\u00a0\u2009\u202f](?=\\d{3}(?!\\d))", "", text)
     out = []
     for char in text:

@@ -237,8 +237,10 @@ class _Scanner:
             return False
         if token in FUNCTIONS:  # sec
             return behind and not _ARGUMENT.match(self.text, self.at)
-        if self.level or self.letters or len(token) > 2:
+        if self.level or self.letters or (len(token) > 2 and token not in units.UPRIGHT):
             return True
+        if token in units.UPRIGHT:
+            return False
         if self.letters is None or token in units.BARE:
             return self.letters is not None
         return spaced if len(token) > 1 else [t.kind for t in self.out[-2:]] == ["unit", "mark"]  # km/h

@@ -17,20 +17,27 @@ Unit = tuple[tuple[str, Fraction], ...]
 # Spellings of one unit with slashes between them, the name first. A plural with s need not be listed.
 _PREFIXED = """
     meter/metre gram/gramme liter/litre second watt joule newton volt ampere/amp hertz pascal byte bit
+    tesla coulomb farad henry/henries parsec electronvolt bar
 """
 _SYMBOLS = {
     "meter": "m", "gram": "g", "liter": "L l", "second": "s", "watt": "W", "joule": "J", "newton": "N", "volt": "V",
     "ampere": "A", "hertz": "Hz", "pascal": "Pa",
 }  # fmt: skip
+_UPRIGHT_SYMBOLS = {"tesla": "T", "coulomb": "C", "farad": "F", "henry": "H", "parsec": "pc", "electronvolt": "eV"}
 _PREFIXES = {
     "nano": "n", "micro": "u", "milli": "m", "centi": "c", "deci": "d", "hecto": "h", "kilo": "k", "mega": "M",
     "giga": "G",
 }  # fmt: skip
+UPRIGHT = frozenset(
+    prefix + symbol for symbol in _UPRIGHT_SYMBOLS.values() for prefix in ("", "p", *_PREFIXES.values())
+)
+"""Symbols that are units in upright type only: kT, eV and pc are products of letters in more formulas than units."""
 _MEASURES = r"""
     inch/inches/in foot/feet/ft yard/yd mile/mi acre hectare/ha ounce/oz lb stone ton/tonne gallon/gal quart/qt pint cup
     tablespoon/tbsp teaspoon/tsp gram/gm second/sec minute/min hour/hr/h day week/wk month year/yr decade
     century/centuries calorie/cal kilocalorie/kcal kWh horsepower/hp ohm mole/mol knot
     degree/deg/\degree celsius/Celsius fahrenheit/Fahrenheit kelvin/K radian/rad revolution/rev rotation turn
+    erg dyne atmosphere/atm torr angstrom AU
     percent/pct/\% dollar/USD/buck/\$ cent/\cent/penny/pennies/pence euro/EUR/\euro pound GBP/\pounds nickel dime
     yen/JPY/\yen rupee/INR/\rupee peso franc yuan am/AM pm/PM noon midnight o'clock th/st/nd/rd unit
 """
@@ -97,6 +104,9 @@ def _table() -> dict[str, str]:
         for long, short in _PREFIXES.items():
             enter(words, long + words[0], long)
             found |= {short + symbol: long + words[0] for symbol in symbols}
+    for long, symbol in _UPRIGHT_SYMBOLS.items():
+        for prefix, short in (("", ""), ("pico", "p"), *_PREFIXES.items()):
+            found.setdefault(short + symbol, prefix + long)
     return found
 
 
