@@ -287,3 +287,18 @@ def test_a_gold_is_checked_in_the_form_in_which_it_is_compared() -> None:
 )
 def test_units_of_electricity_and_of_small_and_large_things(answer: str, gold: str, right: bool) -> None:
     assert (score(answer, gold) == 1) == right
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "right"),
+    [
+        ("f(1) = 3", "f(2) = 6", False),
+        ("f(1) = 3, f(2) = 6", "f(2) = 6, f(1) = 3", True),
+        ("f(1) = 6, f(2) = 3", "f(1) = 3, f(2) = 6", False),
+        ("f(2) = 6", "f(2) = 6", True),
+        ("2f(x) = 2x", "f(x) = x", True),
+        ("g(x) = 2x", "f(x) = 2x", False),
+    ],
+)
+def test_values_of_a_function_at_two_places_are_two_values(answer: str, gold: str, right: bool) -> None:
+    assert score(answer, gold) == right

@@ -143,6 +143,8 @@ def _named(a: Answer, g: Answer) -> bool | None:
 def _both_named(left: Named, right: Named) -> bool | None:
     if left.name == right.name:
         return _same(left.item, right.item)
+    if all("(" in name and "\\text" not in name for name in (left.name, right.name)):
+        return False  # f(1) = 3 is not f(2) = 6, although the letters and numbers alone are one equation
     if left.equation is not None and right.equation is not None:
         return _proportional(left.equation, right.equation)
     if left.name.count("'") != right.name.count("'") and "\\text" not in left.name + right.name:  # f' is not f
