@@ -302,3 +302,18 @@ def test_units_of_electricity_and_of_small_and_large_things(answer: str, gold: s
 )
 def test_values_of_a_function_at_two_places_are_two_values(answer: str, gold: str, right: bool) -> None:
     assert score(answer, gold) == right
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "right"),
+    [
+        (r"\frac{3}{4} \text{ or } 0.75", "0.75", True),
+        ("0.75", r"\frac{3}{4} \text{ or } 0.75", True),
+        (r"\frac{3}{4} \text{ or } 0.7", "0.75", False),
+        ("7 or 8", "7", False),
+        ("0.75, 0.75", "0.75", False),
+        (r"x = \frac{3}{4} \text{ or } 0.75", "0.75", True),
+    ],
+)
+def test_one_value_in_two_forms_is_the_value(answer: str, gold: str, right: bool) -> None:
+    assert score(answer, gold) == right

@@ -359,7 +359,8 @@ def _alone(one: Answer, scalar: Scalar, group: AnswerList) -> bool | None:
         return _is_quotient(scalar, group)
     if group.ends == "{}" and len(group.items) == 1:
         return _same(one, group.items[0])
-    if group.ends == "±":
+    if group.ends == "±" or (group.ends == "∨" and len({item.text for item in group.items}) == len(group.items) == 2):
+        # 1 ± 0, or one value in two forms, 3/4 or 0.75; but 7 or 7 is a list
         items = _unlike(group.items)
         return _same(one, items[0]) if len(items) == 1 else False
     return False
