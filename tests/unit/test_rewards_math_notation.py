@@ -317,3 +317,26 @@ def test_values_of_a_function_at_two_places_are_two_values(answer: str, gold: st
 )
 def test_one_value_in_two_forms_is_the_value(answer: str, gold: str, right: bool) -> None:
     assert score(answer, gold) == right
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "right"),
+    [
+        ("2ⁿ⁻¹", "2^{n-1}", True),
+        ("2ⁿ⁺¹", r"2 \cdot 2^n", True),
+        ("2ⁿ", "2^n", True),
+        ("x² + y²", "x^2+y^2", True),
+        ("x⁻¹", r"\frac1x", True),
+        ("eⁱ", "e^i", True),
+        ("aₙ = 2n", "2n", True),
+        ("aₙ₊₁", "a_{n+1}", True),
+        ("log₂8", "3", True),
+        ("\u200b7\ufeff", "7", True),
+        ("2∙3", "6", True),
+        ("2ⁿ⁻¹", "2^{1/n}", False),
+        ("aₙ", "an", False),
+        ("\u202e7", "7", False),
+    ],
+)
+def test_raised_and_lowered_letters_are_exponents_and_indexes(answer: str, gold: str, right: bool) -> None:
+    assert (score(answer, gold) == 1) == right

@@ -13,7 +13,8 @@ MAX_ANSWER = 2000  # characters; a longer answer is none
 
 _UNICODE = {
     "−": "-", "–": "-", "—": "-", "‐": "-", "‑": "-", "﹣": "-", "－": "-", "×": r"\times ", "·": r"\cdot ",
-    "⋅": r"\cdot ", "∗": "*", "÷": "/", "∕": "/", "⁄": "/", "π": r"\pi ", "∞": r"\infty ", "√": r"\sqrt",
+    "⋅": r"\cdot ", "∙": r"\cdot ",
+    "∗": "*", "÷": "/", "∕": "/", "⁄": "/", "π": r"\pi ", "∞": r"\infty ", "√": r"\sqrt",
     "°": r"^\circ ", "º": r"^\circ ", "˚": r"^\circ ", "≤": r"\le ",
     "≥": r"\ge ", "≠": r"\ne ", "≈": r"\approx ", "±": r"\pm ", "∓": r"\mp ", "∪": r"\cup ", "∩": r"\cap ",
     "∈": r"\in ", "∅": r"\emptyset ", "ℝ": r"\R ", "→": r"\to ", "…": r"\ldots ", "′": "'", "“": '"', "”": '"',
@@ -22,10 +23,14 @@ _UNICODE = {
     "，": ", ", "、": ", ", "；": "; ", "（": "(", "）": ")",
     "α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ", "δ": r"\delta ", "θ": r"\theta ", "λ": r"\lambda ", "μ": r"\mu ",
     "ρ": r"\rho ", "σ": r"\sigma ", "φ": r"\phi ", "ϕ": r"\phi ", "ω": r"\omega ", "∠": r"\angle ", "。": ".",
-    "⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ", "ⁿ": "^n ",
+    "⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ",
 }  # fmt: skip
-_SUPERSCRIPTS: dict[str, str] = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-", strict=True))
-_SUBSCRIPTS: dict[str, str] = dict(zip("₀₁₂₃₄₅₆₇₈₉", "0123456789", strict=True))
+_SUPERSCRIPTS: dict[str, str] = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺⁽⁾ⁿⁱ", "0123456789-+()ni", strict=True))
+_SUBSCRIPTS: dict[str, str] = dict(zip("₀₁₂₃₄₅₆₇₈₉₋₊ₐᵢⱼₖₘₙₓ", "0123456789-+aijkmnx", strict=True))
+_RAISED, _LOWERED = (re.compile(f"[{''.join(signs)}]+") for signs in (_SUPERSCRIPTS, _SUBSCRIPTS))
+_PLAIN = str.maketrans(_SUPERSCRIPTS | _SUBSCRIPTS)
+# The invisible characters of pages and word processors: spaces of no width, a byte order mark, an applied function.
+_INVISIBLE = re.compile("[\u200b-\u200d\u2060\u2061\ufeff]")
 # A fraction sign, with the digit of a mixed number before it: 1½.
 _VULGAR = re.compile(r"(\d?)([¼-¾⅐-⅞])")
 
@@ -173,8 +178,10 @@ def _ascii(text: str) -> str:
     if text.isascii():
         return text.replace("\x00", " ")
     text = _VULGAR.sub(_vulgar, text)
-    text = re.sub("[⁻]?[⁰¹²³⁴-⁹]+", lambda m: "^{" + "".join(map(_SUPERSCRIPTS.__getitem__, m.group())) + "}", text)
-    text = re.sub("[₀-₉]+", lambda m: "_{" + "".join(map(_SUBSCRIPTS.__getitem__, m.group())) + "}", text)
+    text = _INVISIBLE.sub("", text)
+    # A run at once: of 2ⁿ⁻¹ the exponent is n - 1.
+    text = _RAISED.sub(lambda m: f"^{{{m.group().translate(_PLAIN)}}}", text)
+    text = _LOWERED.sub(lambda m: f"_{{{m.group().translate(_PLAIN)}}}", text)
     text = re.sub("[\u00b5\u03bc](?=[mgsLlCFHT](?![A-Za-z]))", "u", text)  # micro-
     text = re.sub("(?<=\\d)[\u00a0\u2009\u202f](?=\\d{3}(?!\\d))", "", text)
     out = []
