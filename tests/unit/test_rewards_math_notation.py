@@ -340,3 +340,25 @@ def test_one_value_in_two_forms_is_the_value(answer: str, gold: str, right: bool
 )
 def test_raised_and_lowered_letters_are_exponents_and_indexes(answer: str, gold: str, right: bool) -> None:
     assert (score(answer, gold) == 1) == right
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "right"),
+    [
+        (r"P(X=1) = \frac12", "0.5", True),
+        (r"P(X \ge 1) = \frac12", "0.5", True),
+        (r"P(A|B) = \frac12", "0.5", True),
+        (r"P(\text{sum is } 7) = \frac16", r"\frac16", True),
+        ("E[X] = 2", "2", True),
+        ("|AB| = 6", "6", True),
+        ("[ABC] = 6", "6", True),
+        ("6", "|AB| = 6", True),
+        ("P(X=1) = 0.4", "0.5", False),
+        ("P(X=1) = 0.5", "P(X=2) = 0.5", False),
+        ("|x| = 6", "6", False),
+        ("|AB| = 6", "|CD| = 6", False),
+        ("P(0.5) = 1", "0.5", False),
+    ],
+)
+def test_a_probability_a_length_or_an_area_has_its_value_behind_it(answer: str, gold: str, right: bool) -> None:
+    assert (score(answer, gold) == 1) == right

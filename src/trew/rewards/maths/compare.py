@@ -15,6 +15,7 @@ from .shapes import Answer, AnswerList, Based, Choice, Equation, Matrix, Named, 
 from .units import Unit
 
 _RELATION = re.compile(r"\\(?:ne|le|ge)(?![A-Za-z])|[<>]")
+_EVENT = re.compile(r"P\s*\([^()]*\)(?=\s*=)")
 _PRIMES = re.compile(r"(?:\s*')+|\\prime(?![A-Za-z])")
 _POWER_OF_TEN = re.compile(r"(\d)e(?=[+-]?\d)")
 _LETTERS = re.compile(r"[A-Z]{2,3}")
@@ -87,7 +88,7 @@ def _same(a: Answer, g: Answer) -> bool | None:
         g = in_usual_order(g)
     left, right = a.shape, g.shape
     # math-verify may take the bound of x < 5 for the value 5: an inequality never equals a number.
-    if _RELATION.search(a.text) and _is_no_relation(left, right):
+    if _RELATION.search(_EVENT.sub("", a.text)) and _is_no_relation(left, right):
         return False
     # The order of the table decides which judge two answers of different kinds get.
     for kind, judge in _JUDGES:
@@ -143,7 +144,7 @@ def _named(a: Answer, g: Answer) -> bool | None:
 def _both_named(left: Named, right: Named) -> bool | None:
     if left.name == right.name:
         return _same(left.item, right.item)
-    if all("(" in name and "\\text" not in name for name in (left.name, right.name)):
+    if all(re.search(r"[(|\[]", name) and "\\text" not in name for name in (left.name, right.name)):
         return False  # f(1) = 3 is not f(2) = 6, although the letters and numbers alone are one equation
     if left.equation is not None and right.equation is not None:
         return _proportional(left.equation, right.equation)

@@ -11,7 +11,9 @@ _INDEX = r"(?:[A-Za-z0-9]+|\\text\{[^{}]*\}|\\[A-Za-z]+|[A-Z]-[A-Z]+)"
 _SINGLE = rf"(?:[A-Za-z]|\\[A-Za-z]+)'?(?:_(?:\{{{_INDEX}\}}|[A-Za-z0-9]+|\\(?:max|min)))?"
 _ARGUMENT = rf"(?:{_SINGLE}|-?[0-9.]+)"
 _FUNCTION = rf"{_SINGLE}(?:\^(?:\{{-1\}}|-1)(?=\())?(?:\({_ARGUMENT}(?:,{_ARGUMENT})*\))?"
-_NAME = re.compile(rf"{_FUNCTION}|\({_SINGLE}(?:,{_SINGLE})+\)|[A-Z]{{2,3}}")
+# P(X = 1), E[X], the length |AB|, the area [ABC]
+_MEASURED = r"P\([^()]+\)|[ED]\[[A-Z]\]|\|[A-Z]{2}\||\[[A-Z]{3,4}\]"
+_NAME = re.compile(rf"{_FUNCTION}|\({_SINGLE}(?:,{_SINGLE})+\)|[A-Z]{{2,3}}|{_MEASURED}")
 _OF_NUMBER = re.compile(r"([^(^]*)(?:\^[^(]*)?\([^)]*[0-9][^)]*\)")  # f(2); but sin(2) is a value
 _NO_NAMES = ("\\pi", "\\infty", "\\sqrt", "\\frac", "e", "i")  # values, unless they name a function or a side of =
 
