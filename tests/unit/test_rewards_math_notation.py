@@ -362,3 +362,17 @@ def test_raised_and_lowered_letters_are_exponents_and_indexes(answer: str, gold:
 )
 def test_a_probability_a_length_or_an_area_has_its_value_behind_it(answer: str, gold: str, right: bool) -> None:
     assert (score(answer, gold) == 1) == right
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "right"),
+    [
+        (r"\log_2 8 = 3", "3", True),
+        (r"\log_3 8 = 3", "3", False),
+        (r"\log_{2}{9} = 3", "3", False),
+        (r"\cos A = \frac12", r"\frac12", True),
+        (r"\log_2 x = 3", "3", True),
+    ],
+)
+def test_a_logarithm_of_a_number_is_a_side_and_no_name(answer: str, gold: str, right: bool) -> None:
+    assert score(answer, gold) == right

@@ -27,6 +27,8 @@ def name_of(tokens: list[Token]) -> str:
         return written
     if tokens[0].text in _NO_NAMES and not re.search("[=(]", written[1:]):
         return ""
+    if tokens[0].text.lstrip("\\") in FUNCTIONS and not any(t.kind in ("word", "command") for t in tokens[1:]):
+        return ""  # log_2 8 is a value
     applied = _OF_NUMBER.fullmatch(written)
     if applied and (applied[1] in ("e", "i", "\\pi") or applied[1].lstrip("\\") in FUNCTIONS):
         return ""
