@@ -253,3 +253,10 @@ def test_every_published_solution_scores_1_against_itself(split: str) -> None:
         final = gold.rpartition("####")[2].strip()
         assert grade("gsm8k", gold + "1", final).score == 0.0, gold
         assert grade("gsm8k", gold.replace("#### ", "#### -"), final).score == (1.0 if final == "0" else 0.0)
+
+
+def test_a_float_of_any_size_is_the_decimal_that_it_prints_as() -> None:
+    golds = [np.float16(0.1), np.float32(0.1), np.float64(0.1), 0.1]
+    assert [parse_gold(gold) for gold in golds] == [Fraction(1, 10)] * 4
+    assert [parse_gold(np.float32(x)) for x in ("nan", "1e10")] == [None, 10**10]
+    assert grade("gsm8k", "#### 0.1", np.float32(0.1)).score == 1.0

@@ -104,7 +104,8 @@ def parse_gold(gold: Any) -> Fraction | None:
     if isinstance(gold, Decimal):
         return Fraction(gold) if gold.is_finite() and abs(gold.adjusted()) <= MAX_EXPONENT else None
     if isinstance(gold, numbers.Real):
-        return single_number(repr(float(gold))).value if math.isfinite(float(gold)) else None
+        # str: a float32 prints as 0.1, and as a float of Python it would be 0.10000000149011612
+        return single_number(str(gold)).value if math.isfinite(float(gold)) else None
     return None
 
 
