@@ -146,6 +146,8 @@ def test_values_that_words_name_are_compared_by_these(answer: str, gold: str, ri
         ("D. 12", "C", False),
         ("D. 12", "13", False),
         ("D. 12, C. 13", "D", False),
+        ("(D) 12 (C)", "D", False),
+        ("(D) 12 (x)", "D", True),
         ("D) 12 or C) 13", "D", False),
         (r"(D) \frac{1}{2} \text{ is wrong}", "D", False),
         ("(x) 5", "x", False),

@@ -135,7 +135,10 @@ def _chosen(tokens: list[Token], level: int) -> Choice | None:
     if not letter or not behind:
         return None
     item = _item(behind, level)
+    triples = zip(behind, behind[1:], behind[2:], strict=False)
     # (A)(B) and (A) B are two options; words behind one may say anything of it, that it is wrong, too.
+    if any(a.text == "(" and c.text == ")" and re.fullmatch("[A-J]", b.text) for a, b, c in triples):
+        raise Malformed("two options")
     words = (behind[0].kind == "unit" and behind[0].text != "\\$") or any(t.kind == "text" for t in behind)
     if words or isinstance(item.shape, Choice | Words) or re.fullmatch(r"\W*[A-Z]\W*", item.text):
         raise Malformed("an option with something that is no value")
