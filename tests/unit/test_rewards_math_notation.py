@@ -378,3 +378,21 @@ def test_a_probability_a_length_or_an_area_has_its_value_behind_it(answer: str, 
 )
 def test_a_logarithm_of_a_number_is_a_side_and_no_name(answer: str, gold: str, right: bool) -> None:
     assert score(answer, gold) == right
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "right"),
+    [
+        ("f(n) = n + 1", "f(x) = x + 1", True),
+        ("f(t) = 2kt^2 - k", "f(x) = 2kx^2 - k", True),
+        (r"f(t) = \sin t + \tan t", r"f(x) = \sin x + \tan x", True),
+        ("f(n) = n + 2", "f(x) = x + 1", False),
+        ("f(n) = x + 1", "f(x) = x + 1", False),
+        ("f(n) = n + x", "f(x) = x + x", False),
+        ("g(n) = n + 1", "f(x) = x + 1", False),
+        ("f'(n) = 2n", "f(x) = 2x", False),
+        ("f(n) = n + 1, g(n) = 2n", "f(x) = x + 1, g(x) = 2x", True),
+    ],
+)
+def test_a_function_may_have_another_letter_for_its_argument(answer: str, gold: str, right: bool) -> None:
+    assert score(answer, gold) == right

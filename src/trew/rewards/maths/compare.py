@@ -12,9 +12,11 @@ from .answers import NOTHING, read
 from .coordinates import in_usual_order, named_values
 from .not_exact import NotExact
 from .shapes import Answer, AnswerList, Based, Choice, Equation, Matrix, Named, Scalar, Shape, Union, Unknown, Words
+from .tokens import NO_WORDS, tokenize
 from .units import Unit
 
 _RELATION = re.compile(r"\\(?:ne|le|ge)(?![A-Za-z])|[<>]")
+_APPLIED = re.compile(r"([A-Za-z]'?)\(([A-Za-z])\)")
 _EVENT = re.compile(r"P\s*\([^()]*\)(?=\s*=)")
 _PRIMES = re.compile(r"(?:\s*')+|\\prime(?![A-Za-z])")
 _POWER_OF_TEN = re.compile(r"(\d)e(?=[+-]?\d)")
@@ -144,6 +146,10 @@ def _named(a: Answer, g: Answer) -> bool | None:
 def _both_named(left: Named, right: Named) -> bool | None:
     if left.name == right.name:
         return _same(left.item, right.item)
+    one, other = map(_APPLIED.fullmatch, (left.name, right.name))
+    if one and other and one[1] == other[1]:  # f(n) = n + 1 is f(x) = x + 1
+        item = _renamed(left.item, one[2], other[2])
+        return _same(item, right.item) if item is not None else False
     if all(re.search(r"[(|\[]", name) and "\\text" not in name for name in (left.name, right.name)):
         return False  # f(1) = 3 is not f(2) = 6, although the letters and numbers alone are one equation
     if left.equation is not None and right.equation is not None:
@@ -153,6 +159,16 @@ def _both_named(left: Named, right: Named) -> bool | None:
     # A description (area = 5) may be worded in many ways; x and y are different things.
     described = left.name.strip("{}").startswith("\\text") or right.name.startswith("\\text") or len(left.name) > 3
     return _same(left.item, right.item) if described else False
+
+
+def _renamed(item: Answer, old: str, new: str) -> Answer | None:
+    """A formula with another letter for one of its variables; None if it is no formula, or has that letter already."""
+    if not isinstance(item.shape, Scalar) or new in item.shape.value.variables:
+        return None
+    texts = [
+        t.text.replace(old, new) if t.kind == "word" and t.text not in NO_WORDS else t.text for t in tokenize(item.text)
+    ]
+    return read(" ".join(texts))
 
 
 def _choices(a: Answer, g: Answer) -> bool | None:
