@@ -61,8 +61,11 @@ def demo(
         f"trew view {out}": "curves, completions and what the objective did to each token, in a browser",
         other[task]: why[task],
         "trew demo --set objective.preset=dapo --out runs/dapo": "another objective; trew explain lists them",
-        "trew train recipes/countdown.toml --dry-run": "a harder task, from a recipe to change",
     }
+    if (harder := Path("recipes/countdown.toml")).is_file():  # in a checkout of trew
+        tries[f"trew train {harder} --dry-run"] = "a harder task, from a recipe to change"
+    else:
+        tries[f"trew train {out / 'config.toml'} --set out=runs/mine --dry-run"] = "the recipe of this run, to change"
     width = max(map(len, tries))
     print("\nWhat to try next:\n" + "\n".join(f"  {command:<{width}}   {why}" for command, why in tries.items()))
     return 0

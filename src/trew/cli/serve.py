@@ -37,8 +37,8 @@ def serve(
     Prints the line for the recipe of these runs: [cluster] endpoints. Each server has a port of its own. Requests
     need the token in the environment variable TREW_SERVER_TOKEN on both sides; without one, this command generates
     a token, shows it once and keeps it in the folder --out. Only the routes that runs use can be reached. Weights
-    reach a server as files: the run's folder must be on a file system that this machine shares with the run's.
-    Ctrl-C or SIGTERM ends everything.
+    reach a server as files, so that the run's folder must be on a file system that both machines share, under one
+    path; or as a stream, with cluster.sync = "nccl" in the recipe of both. Ctrl-C or SIGTERM ends everything.
 
     Args:
         target: A recipe (.toml), whose model, lengths, learner.dtype and [cluster] server settings are used; or a
