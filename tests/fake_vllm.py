@@ -301,6 +301,8 @@ class FakeVllm:
         sampling, prompt = body["sampling_params"], body["token_ids"]
         if sampling["temperature"] == 0 and sampling["n"] > 1:
             raise Refusal(400, f"n must be 1 when using greedy sampling, got {sampling['n']}.", "BadRequestError")
+        if not 0.0 <= sampling["temperature"] <= 2.0:
+            raise Refusal(400, f"temperature must be in [0, 2], got {sampling['temperature']}.", "BadRequestError")
         rows = [Row(sampling["seed"] + i, self._length(sampling, i)) for i in range(sampling["n"])]
         scored = self._scored(prompt) if sampling.get("prompt_logprobs") is not None else None
         while running := [row for row in rows if not row.reason]:
@@ -373,7 +375,7 @@ class FakeVllm:
         """Gives every row a token of the sampling distribution."""
         logits = self._logits([prompt + row.tokens for row in rows])[:, -1]
         for row, z in zip(rows, logits, strict=True):
-            probs = (z / (sampling["temperature"] or 1e-4)).softmax(-1)
+            probs = (z / (max(sampling["temperature"], 0.01) if sampling["temperature"] else 1e-4)).softmax(-1)
             token = int(torch.multinomial(cut(probs, sampling), 1, generator=row.draws))
             if len(row.tokens) + 1 == row.most < sampling["max_tokens"]:  # ends where ``lengths`` says
                 token = sampling["stop_token_ids"][0]

@@ -60,6 +60,31 @@ def test_a_wrong_value_is_named(cluster, said):
     assert found[0].startswith(said)
 
 
+@pytest.mark.parametrize(
+    ("section", "value", "said"),
+    [
+        ("rollout", 0.005, "rollout.temperature: got 0.005 with cluster.rollout = 'vllm', accepts 0.01 to 2: vLLM"),
+        ("rollout", 2.5, "rollout.temperature: got 2.5 with cluster.rollout = 'vllm', accepts 0.01 to 2: vLLM"),
+        ("eval", 0.005, "eval.temperature: got 0.005 with cluster.rollout = 'vllm', accepts 0, or 0.01 to 2: vLLM"),
+        ("eval", 0.0, ""),
+        ("rollout", 0.01, ""),
+        ("rollout", 2.0, ""),
+    ],
+)
+def test_temperatures_are_those_that_vllm_samples_at(section, value, said):
+    """It takes 0.005 for 0.01, while the learner would compute at 0.005."""
+    given = {**BASE, section: {"temperature": value}}
+    parse(given)
+    servers = {**given, "cluster": {"rollout": "vllm", "servers": 1}}
+    if not said:
+        parse(servers)
+        return
+    with pytest.raises(ConfigError) as error:
+        parse(servers)
+    [problem] = error.value.problems
+    assert problem.startswith(said)
+
+
 def test_a_teacher_s_server_and_a_replay_have_a_limit_of_waiting_too():
     cluster = {"request_timeout_s": 9.0}
     assert parse({**BASE, "cluster": cluster, "rollout": {"replay": "runs/one"}}).cluster.request_timeout_s == 9

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..utils.addresses import ACCEPTS, is_local, split_address
-from .schema import ClusterConfig
+from .schema import ClusterConfig, Config
 
 _MODEL = "a server has the run's model"
 _ADDRESS = "the run chooses the socket that a server listens on"
@@ -46,16 +46,23 @@ OF_SERVERS = (
 """Keys that do nothing without servers."""
 
 
-def problems(cluster: ClusterConfig, *, asks_others: bool = False) -> Iterator[str]:
-    """Yields every problem with the settings of servers, one line each; ``asks_others``: a run without servers of its
-    own may ask one, such as a teacher's."""
+COLDEST, HOTTEST = 0.01, 2.0
+"""Temperatures that vLLM samples at: it takes a lower one for 0.01 without saying so, and refuses a higher one."""
+
+
+def problems(c: Config) -> Iterator[str]:
+    """Yields every problem with the settings of servers, one line each."""
+    cluster = c.cluster
     for key, least in (("servers", 0), ("server_gpus", 1), ("staleness", 0)):
         if (got := getattr(cluster, key)) < least:
             yield f"cluster.{key}: got {got}, accepts a whole number of at least {least}"
     for key in ("request_timeout_s", "sync_timeout_s"):
         if not 0 < (got := getattr(cluster, key)) < math.inf:
             yield f"cluster.{key}: got {got!r}, accepts a number of seconds above 0"
-    yield from _engine(cluster, asks_others=asks_others)
+    # A run without servers of its own may ask a teacher's; a replay has the settings of a run that had servers.
+    yield from _engine(cluster, asks_others=bool(c.teacher.endpoint or c.rollout.replay))
+    if cluster.rollout == "vllm":
+        yield from _temperatures(c)
     yield from _asynchronous(cluster)
     yield from _route(cluster)
     yield from _endpoints(cluster)
@@ -77,6 +84,19 @@ def _engine(cluster: ClusterConfig, *, asks_others: bool) -> Iterator[str]:
         for key in (*OF_SERVERS, *(() if asks_others else ("request_timeout_s",))):
             if (got := getattr(cluster, key)) != getattr(defaults, key):
                 yield f"cluster.{key}: got {got!r} with cluster.rollout = 'embedded'; set cluster.rollout = 'vllm'"
+
+
+def _temperatures(c: Config) -> Iterator[str]:
+    for key, got, zero in (
+        ("rollout.temperature", c.rollout.temperature, ""),
+        ("eval.temperature", c.eval.temperature, "0, or "),
+    ):
+        if 0 < got < COLDEST or HOTTEST < got < math.inf:
+            yield (
+                f"{key}: got {got!r} with cluster.rollout = 'vllm', accepts {zero}{COLDEST:g} to {HOTTEST:g}: vLLM "
+                f"samples at {COLDEST:g} where it is asked for less, and refuses more; set cluster.rollout = "
+                "'embedded' for others"
+            )
 
 
 def _asynchronous(cluster: ClusterConfig) -> Iterator[str]:

@@ -376,8 +376,7 @@ def _lora(c: Config) -> Iterator[str]:
 
 
 def _cluster(c: Config) -> Iterator[str]:
-    # A replay has the settings of a run that had servers.
-    yield from cluster.problems(c.cluster, asks_others=bool(c.teacher.endpoint or c.rollout.replay))
+    yield from cluster.problems(c)
     yield from _ranks(c)
     if c.cluster.colocate:
         yield from _colocated(c)
