@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from fake_vllm import Refusal
 from forks import wait_for
 from trew.errors import EngineError
 from trew.rollout.engine import Finished, Lost, Request
@@ -105,6 +106,23 @@ def test_a_server_that_is_gone_at_an_update_is_restarted_while_the_others_go_on(
     back(engine, two, 1)
     assert made(engine) == expected
     assert restart.asked == [1]
+
+
+def test_a_server_whose_engine_dies_in_an_update_is_restarted(two):
+    """vLLM answers 500 then, to everything, before it ends."""
+    faults = two.fakes[0].faults
+    engine = only(two, 0, restart=lambda number: two.fakes[0].faults.failing.clear())
+
+    def die(loaded: int) -> None:
+        faults.in_update, faults.failing = None, {"/pause": 99, "/health": 99}
+        raise Refusal(500, "EngineCore encountered an issue.", "EngineDeadError")
+
+    faults.in_update = die
+    two.change()
+    two.publish(engine, 1)
+    assert engine.servers[0].version == 1
+    assert "its engine has died" in two.told[0]
+    assert "is back, and has the weights of version 1" in two.told[-1]
 
 
 def test_what_a_server_answers_after_it_was_given_up_says_nothing_about_the_next(two):

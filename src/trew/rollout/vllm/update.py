@@ -17,7 +17,7 @@ from typing import Any
 
 from ...errors import EngineError
 from .answers import FIRST
-from .client import ServerRefused, call
+from .client import ServerGone, ServerRefused, call
 from .endpoint import Endpoint
 from .routes import QUICK_S, Route
 from .sleep import wake
@@ -74,6 +74,8 @@ def update(endpoint: Endpoint, published: Published, *, timeout_s: float, asleep
             return Updated(_check_canary(endpoint, published.canary, timeout_s=timeout_s), wrong_before=before)
         # Not ServerGone: what a server that does not answer needs is a restart, which is the engine's to order.
         except (ServerRefused, StaleWeights) as error:
+            if isinstance(error, ServerRefused) and error.status >= 500:
+                _require_engine(endpoint, error, timeout_s=timeout_s)
             if attempt == TRIES - 1:
                 if resumed:
                     raise Unproven(str(error)) from error
@@ -87,6 +89,15 @@ class StaleWeights(EngineError):
 
 class Unproven(StaleWeights):
     """A server has generated with weights that no canary has confirmed, and may go on with them."""
+
+
+def _require_engine(endpoint: Endpoint, error: ServerRefused, *, timeout_s: float) -> None:
+    """Raises ServerGone where the engine behind a server has died: the server still answers then, with status 500, and
+    no attempt gives it weights."""
+    try:
+        call(endpoint, "GET", "/health", what="asking for its health", timeout_s=min(QUICK_S, timeout_s))
+    except (ServerGone, ServerRefused):
+        raise ServerGone(f"{error}; its engine has died") from None
 
 
 def _replace(endpoint: Endpoint, published: Published, *, timeout_s: float, asleep: bool) -> None:
