@@ -1,11 +1,15 @@
-"""What is said of a rank that died too often."""
+"""What is said of a rank that died too often, and when a rank counts as hanging."""
 
 from __future__ import annotations
+
+import os
+import time
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from trew.config import parse
 from trew.distributed import launch
+from trew.distributed.pulse import Watch
 
 
 def test_the_last_start_is_quoted_however_many_there_were(tmp_path):
@@ -17,3 +21,20 @@ def test_the_last_start_is_quoted_however_many_there_were(tmp_path):
     text = launch._death(death, tmp_path, parse({"model": "m", "out": "o", "cluster": {"learner": 2}}))
     assert text.startswith("rank 1 on ")
     assert text.endswith("Its last lines:\n  start 10")
+
+
+def test_the_time_in_which_a_machine_was_suspended_is_no_time_without_progress(tmp_path):
+    """Nor is that by which a clock was set: the sign of life of a rank is hours old then, and the rank is well."""
+    pulse = tmp_path / "pulse-0"
+    pulse.write_text(str(os.getpid()))
+    watch = Watch(tmp_path, 10.0, print)
+    assert watch.stale(100.0) == []
+    os.utime(pulse, (time.time() - 7200,) * 2)
+    assert watch.stale(101.0) == []
+    assert watch.stale(109.0) == []  # this process stood still for a while, and the rank with it
+    assert watch.stale(7309.0) == []
+    found = [watch.stale(7309.0 + second) for second in range(1, 12)]
+    assert found[5] == []
+    assert found[-1] == [pulse]  # for more than 10 seconds it has not moved
+    os.utime(pulse)
+    assert watch.stale(7321.0) == []

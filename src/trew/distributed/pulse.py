@@ -50,10 +50,16 @@ class Pulse:
 
 
 class Watch:
-    """While open, ends ranks that are busy without progress for ``limit_s`` seconds, so that all are started again."""
+    """While open, ends ranks that are busy without progress for ``limit_s`` seconds, so that all are started again.
+
+    Only time in which this process runs counts: on a machine that was suspended, ranks stood still as well. By the
+    times of their files alone they would seem to hang, as they would where the clock is set."""
 
     def __init__(self, folder: Path, limit_s: float, tell: Callable[[str], None]) -> None:
         self._folder, self._limit_s, self._tell = folder, limit_s, tell
+        self._pause_s = min(limit_s / 10, 5)
+        self._looked: float | None = None
+        self._ages: dict[Path, tuple[int, float]] = {}  # of signs of life: their time, and for how long they have it
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="trew-watch", daemon=True)
 
@@ -66,18 +72,22 @@ class Watch:
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._closed.wait(min(self._limit_s / 10, 5)):
-            stale = [p for p in sorted(self._folder.glob("pulse-*")) if self._age(p) > self._limit_s and _alive(p)]
-            if stale:
+        while not self._closed.wait(self._pause_s):
+            if stale := self.stale(time.monotonic()):
                 self._end(stale)
 
-    def _age(self, pulse: Path) -> float:
-        try:
-            # The wall clock, as files have it; the folder is on this node, so that both times are of one clock.
-            return time.time() - pulse.stat().st_mtime
-        except OSError:
+    def stale(self, now: float) -> list[Path]:
+        """The signs of life of ranks that have made no progress for too long, at the time ``now`` of the monotonic
+        clock."""
+        passed = 0.0 if self._looked is None else min(now - self._looked, 2 * self._pause_s)
+        self._looked, before, self._ages = now, self._ages, {}
+        for pulse in sorted(self._folder.glob("pulse-*")):
             # Gone since the folder was listed: the rank has become idle.
-            return 0.0
+            with contextlib.suppress(OSError):
+                beat = pulse.stat().st_mtime_ns
+                last, age = before.get(pulse, (beat, 0.0))
+                self._ages[pulse] = beat, age + passed if beat == last else 0.0
+        return [pulse for pulse, (_, age) in self._ages.items() if age > self._limit_s and _alive(pulse)]
 
     def _end(self, stale: list[Path]) -> None:
         ranks = ", ".join(pulse.name.partition("-")[2] for pulse in stale)
