@@ -249,6 +249,18 @@ def test_every_default_that_matters_is_explicit(tmp_path):
     assert line.count("--max-num-seqs") == 1
 
 
+def test_a_folder_with_a_tokenizer_means_the_same_in_the_folder_that_a_server_works_in(tmp_path, monkeypatch):
+    tiny.save(tmp_path / "m", "qwen2")
+    (tmp_path / "tokens").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    made = {"python": Path("/py"), "model": tmp_path / "m", "gpus": 0}
+    for name, given in (("tokens", f"{tmp_path}/tokens"), ("~/tokens", f"{tmp_path}/tokens"), ("org/name", "org/name")):
+        options = launch.options(dataclasses.replace(config(servers=1), tokenizer=name), **made)
+        line = s.command(options, Path("/run/0.sock"))
+        assert line[line.index("--tokenizer") + 1] == given
+
+
 def test_a_length_is_neither_beyond_the_model_nor_below_what_checks_need(tmp_path):
     tiny.model("qwen2", max_position_embeddings=128).save_pretrained(tmp_path / "m")
     made = {"python": Path("/py"), "model": tmp_path / "m", "gpus": 0}

@@ -70,7 +70,7 @@ def options(config: Config, *, python: Path, model: Path, gpus: int) -> ServerOp
     table: dict[str, Any] = files.get("text_config") or files
     length, count = length_of(config, table), config.cluster.servers
     return ServerOptions(
-        python=python, model=model.absolute(), tokenizer=config.tokenizer, dtype=config.learner.dtype,
+        python=python, model=model.absolute(), tokenizer=_tokenizer(config.tokenizer), dtype=config.learner.dtype,
         seed=config.seed % 2**32,  # vLLM's own limit; requests bring their own seeds
         max_length=length, sequences=config.rollout.batch, gpus=gpus,
         # Servers and learner take turns in a synchronous run, so that each side may use all processors.
@@ -78,6 +78,12 @@ def options(config: Config, *, python: Path, model: Path, gpus: int) -> ServerOp
         cache_gib=cache_gib(config, table, free=free_bytes()),
         sleeps=config.cluster.colocate, more=config.cluster.server_args,
     )  # fmt: skip
+
+
+def _tokenizer(name: str) -> str:
+    """A hub id as it is, a folder by a path that means the same in a server's working directory."""
+    folder = Path(name).expanduser()
+    return str(folder.absolute()) if name and folder.is_dir() else name
 
 
 def length_of(config: Config, table: Mapping[str, Any]) -> int:
