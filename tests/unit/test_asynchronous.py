@@ -239,6 +239,31 @@ def test_tokens_of_weights_left_behind_do_not_pass_for_those_of_now():
             assert all(step - 1 - r.oldest_version <= 3 for r in group.group.rollouts)
 
 
+def test_tokens_of_weights_left_behind_are_never_of_those_of_now_where_a_step_made_no_update():
+    """The weights as far back are the same ones then."""
+    config, keeper, engine = configured(3, steps=9), Memory(), ScriptedEngine(batch=4)
+    source = asynchronous(config, engine, keeper)
+    train(source, engine, [1])
+    source.next(2)
+    source.trained(2, 1)  # numbers that were not finite
+    state = source.state()
+    source.next(3)
+    engine.version = 2
+    source.trained(3, 2)
+    while engine._open:
+        source._gather(None)
+    left = [account.ticket.number for account in source.ledger.finished() if account.versions == (2,)]
+    assert left
+    fresh = ScriptedEngine(batch=4)
+    fresh.version = 1
+    again = asynchronous(config, fresh, killed(keeper))
+    again.load_state(state)
+    again._begin(3)
+    rollouts = [rollout for number in left if number in again._ready for rollout in again._ready[number].rollouts]
+    assert rollouts
+    assert {span.version for rollout in rollouts for span in rollout.versions} == {0}
+
+
 def test_a_group_of_which_a_completion_is_lost_is_asked_for_again_as_a_whole():
     lost: Counter[str] = Counter()
 

@@ -449,10 +449,11 @@ class AsyncRollouts(SyncRollouts):
     def _renamed(self, account: Account, group: Group) -> Iterator[Rollout]:
         """The rollouts of a group, with other versions for weights that the run has left behind: their numbers are
         given a second time, to other weights."""
+        now = self.ledger.version_at(self.ledger.published)
         names = {
             # Weights of an abandoned branch count as far behind the common step as they were ahead of it
-            # (Account.oldest).
-            version: version if made == common else self.ledger.version_at(2 * common - made)
+            # (Account.oldest). That may be a step without an update, whose weights are those of now.
+            version: version if made == common else min(self.ledger.version_at(2 * common - made), now - 1)
             for version, (made, common) in zip(account.versions, account.weights, strict=True)
         }
         for rollout in group.rollouts:
