@@ -53,6 +53,7 @@ class SyncRollouts:
         """Generates and scores the groups of ``step``; see :class:`.RolloutSource`."""
         # None until the rollouts are complete: trained() learns nothing of a step that failed.
         self._now = None
+        self.waited()  # what evaluations waited since the step before is not of this one
         with self.interruptible():
             kept, sampled = self._collect(step)
             baselines = None
