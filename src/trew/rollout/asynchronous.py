@@ -236,7 +236,7 @@ class AsyncRollouts(SyncRollouts):
             facts |= {"age_mean": sum(ages) / len(ages), "age_max": max(ages)}
             facts |= {f"age/{age}": ages.count(age) / len(ages) for age in range(self.ledger.staleness + 1)}
         with self._changed:
-            return facts | self.drawing.facts()
+            return facts | self.waited(self._ahead) | self.drawing.facts()
 
     # ---- asking
 

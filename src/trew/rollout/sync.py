@@ -62,12 +62,14 @@ class SyncRollouts:
         self._now = StepRollouts(tuple(kept), tuple(sampled), baselines, self.waited() | self.drawing.facts())
         return self._now
 
-    def waited(self) -> dict[str, float]:
-        """The seconds since the last call in which all episodes waited for their environments; a metric of the step."""
-        if not isinstance(self.engine, Episodes):
+    def waited(self, engine: Engine | None = None) -> dict[str, float]:
+        """The seconds since the last call in which all episodes waited for their environments, those of ``engine`` if
+        it is another one; a metric of the step."""
+        player = self.engine if engine is None else engine
+        if not isinstance(player, Episodes):
             return {}
-        before, self._waited_before = self._waited_before, self.engine.waited_s
-        return {"seconds_waited": self.engine.waited_s - before}
+        before, self._waited_before = self._waited_before, player.waited_s
+        return {"seconds_waited": player.waited_s - before}
 
     def trained(self, step: int, version: int) -> None:
         """Takes notice of the pass rates of the step. No rollouts are in flight between steps."""
