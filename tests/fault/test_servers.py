@@ -17,7 +17,7 @@ import pytest
 import tiers
 import trew.weights.places as places
 from disk import fill, tmpfs
-from fake_vllm import FakeVllm
+from fake_vllm import FakeVllm, Refusal
 from forks import wait_for
 from trew.errors import EngineError, StorageError
 from trew.rollout.engine import Finished, Lost, Request
@@ -434,6 +434,27 @@ def test_servers_elsewhere_get_files_in_the_run_folder(tmp_path):
     unfit = places.place_for(tmp_path, size=1 << 60, local=True)
     assert unfit.folder == tmp_path / "weights", "shared memory is too small"
     assert Path(unfit.folder).is_dir()
+
+
+def test_a_server_that_is_reached_by_a_port_of_this_machine_may_see_another_shared_memory(tmp_path, monkeypatch):
+    """In a container, or at the other end of a tunnel."""
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    monkeypatch.setattr(places, "SHARED_MEMORY", memory)
+    init = FakeVllm.init
+    for apart in (False, True):
+
+        def seen(fake: FakeVllm, body: Any, apart: bool = apart) -> Any:
+            if apart and str(memory) in str(body["init_info"].get("root")):
+                raise Refusal(500, "Refused: root: accepts the absolute path of a folder on this host")
+            return init(fake, body)
+
+        monkeypatch.setattr(FakeVllm, "init", seen)
+        with house(tmp_path, tcp=True) as servers:
+            engine = servers.engine()
+            assert engine.servers[0].version == 0
+            assert any(memory.iterdir()) != apart
+            assert (tmp_path / "weights").is_dir() == apart
 
 
 def test_publishing_a_version_twice_asks_no_server(two):

@@ -21,6 +21,9 @@ from torch import Tensor
 
 from ..learner import Policy
 from ..models import loading
+from ..rollout.vllm import handshake
+from ..rollout.vllm.client import ServerGone
+from ..rollout.vllm.endpoint import Endpoint
 from ..rollout.vllm.engine import VllmEngine
 from ..rollout.vllm.environment import FORMAT
 from ..rollout.vllm.routes import Files
@@ -47,8 +50,13 @@ class PublishedFiles(FolderPublisher):
         self.run = run
 
     def _make_place(self, engine: VllmEngine) -> WeightFolder:
-        local = all(server.endpoint.local for server in engine.servers)
-        return place_for(self.run, size=self.size, local=local)
+        endpoints = [server.endpoint for server in engine.servers]
+        place = place_for(self.run, size=self.size, local=all(endpoint.local for endpoint in endpoints))
+        # A port of this machine may lead to another one, or into a container with a shared memory of its own.
+        if place.shared or all(_sees(endpoint, place.folder) for endpoint in endpoints if endpoint.socket is None):
+            return place
+        place.close()
+        return place_for(self.run, size=self.size, local=False)
 
     def _take(self, policy: Policy, engine: VllmEngine) -> tuple[Files, Canary]:
         dtype, place = getattr(torch, self.dtype), self.place(engine)
@@ -64,6 +72,14 @@ class PublishedFiles(FolderPublisher):
         # Servers get this digest with the update: it vouches for the manifest, and the manifest for every file.
         digest = blake3(text).hexdigest()
         return Files(place.folder, name_of(policy.version), digest), canary
+
+
+def _sees(endpoint: Endpoint, folder: Path) -> bool:
+    """Whether a server sees a folder; one that is gone is the update's matter."""
+    try:
+        return not handshake.refusal(endpoint, {"root": str(folder), "format": FORMAT})
+    except ServerGone:
+        return True
 
 
 def version_size(config: PreTrainedConfig, dtype: str) -> int:
