@@ -192,6 +192,37 @@ def test_after_a_kill_every_step_trains_on_what_no_other_has(staleness, kill, pr
             assert seen(a.trained_on) == seen(b.trained_on)
 
 
+def test_what_was_trained_on_before_synchronous_steps_is_not_trained_on_again():
+    """Their checkpoints know no ledger."""
+
+    def engine(version: int) -> ScriptedEngine:
+        made = ScriptedEngine(batch=100)
+        made.version = version
+        return made
+
+    config, keeper, first = configured(1, steps=9), Memory(), engine(0)
+    source = asynchronous(config, first, keeper)
+    kept = train(source, first, [1, 2, 3])
+    second = engine(3)
+    between = synchronous(config, second)
+    between.load_state(source.state())
+    kept += train(between, second, [4, 5])
+    third = engine(5)
+    again = asynchronous(config, third, left := killed(keeper))
+    again.load_state(between.state())
+    later = train(again, third, [6, 7])
+    used = Counter(g.group.prompt.uid for step in kept + later for g in step.trained_on)
+    assert set(used.values()) == {1}
+    # Killed before the next checkpoint: what steps 6 and 7 trained on comes back.
+    fourth = engine(5)
+    repeated = asynchronous(config, fourth, killed(left))
+    repeated.load_state(between.state())
+    found = train(repeated, fourth, [6, 7])
+    assert {g.group.prompt.uid for s in found for g in s.trained_on} == {
+        g.group.prompt.uid for s in later for g in s.trained_on
+    }
+
+
 def test_a_damaged_file_is_noticed_and_its_groups_are_made_again():
     config, keeper, engine = configured(1), Memory(), ScriptedEngine(batch=100)
     source = asynchronous(config, engine, keeper)

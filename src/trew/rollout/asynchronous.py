@@ -139,13 +139,14 @@ class AsyncRollouts(SyncRollouts):
             self._keeper.flush()
             # Before this process has begun a step, the mark is still the one that it was given.
             mark = self.ledger.lines if self._mark is None else self._mark
-            return {**super().state(), "ledger": mark}
+            return super().state() | ({"ledger": mark} if mark >= 0 else {})
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Goes on from a mark of the ledger in the next step. Raises CheckpointError where the ledger lacks it."""
         super().load_state(state)
         with self._changed:
-            mark = int(state.get("ledger", 0))
+            # A checkpoint of synchronous steps knows no ledger: what was entered by then is told by its step alone.
+            mark = int(state.get("ledger", -1))
             if mark > self.ledger.lines:
                 raise CheckpointError(
                     f"ledger.jsonl: has {self.ledger.lines} lines, but had {mark} when the checkpoint was saved; put a "
@@ -416,7 +417,8 @@ class AsyncRollouts(SyncRollouts):
             self._asked.clear()
             self._held.clear()
             self._complete.clear()
-            self.ledger.begin(step=step - 1, version=self._ahead.version, mark=self._mark)
+            mark = self.ledger.mark_after(step - 1) if self._mark < 0 else self._mark
+            self.ledger.begin(step=step - 1, version=self._ahead.version, mark=mark)
             self._mark = None
             self.position = max(self.position, self.ledger.next_place)
             # The ledger's tickets may be ahead of the checkpoint: their prompts are drawn already.

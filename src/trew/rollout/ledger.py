@@ -114,6 +114,10 @@ class Ledger:
         dropped after the first ``mark`` entries. Everything unfinished has to be asked for again."""
         self._enter({"begun": step, "version": version, "mark": mark})
 
+    def mark_after(self, step: int) -> int:
+        """The ``mark`` of a checkpoint of ``step`` that has none: before all that later steps have used up."""
+        return min((a.line for a in self.accounts.values() if a.line >= 0 and a.step > step), default=self.lines)
+
     def issue(self, *, uid: str, place: int, step: int, attempt: int, turn: int = -1) -> Ticket:
         """Enters a new ticket, which is asked for now."""
         number = self.issued
