@@ -11,9 +11,10 @@ import pytest
 from test_track_run import scored
 from trew.config import Config, RewardConfig, choices, dumps, parse
 from trew.config.schema import ObjectiveConfig
+from trew.errors import ConfigError
 from trew.runs import RunFolder, read_config, redact_config
 from trew.runs.folder import decode_row
-from trew.utils.secrets import MASK, can_be_secret, redact, redact_names
+from trew.utils.secrets import MASK, can_be_secret, redact, redact_names, token
 
 ORDINARY = {
     "METRIC_KEY": "accuracy", "SORT_KEY": "rollout", "MAX_TOKENS": "100000", "GROUP_KEY": "eval_accuracy",
@@ -93,3 +94,20 @@ def test_secrets_in_prompts_names_are_masked_and_no_prompt_is_lost(monkeypatch):
 def test_choices_are_those_of_the_schema():
     assert {"adamw-8bit", "bfloat16", "truncate", "skip"} <= choices()
     assert choices(ObjectiveConfig) == frozenset()
+
+
+@pytest.mark.parametrize("given", ["", "abcdefghijklmnop", "abcdefghijklmnop\n", "abcdefghijklmnop\r\n"])
+def test_a_token_that_came_out_of_a_file_is_that_of_the_file(monkeypatch, given):
+    """As it was, its line break was refused by what writes requests, in a message with the whole token."""
+    monkeypatch.setenv("TREW_SERVER_TOKEN", given)
+    assert token("TREW_SERVER_TOKEN") == given.strip()
+    monkeypatch.delenv("TREW_SERVER_TOKEN")
+    assert token("TREW_SERVER_TOKEN") == ""
+
+
+@pytest.mark.parametrize("given", ["\u201cabcdefghijklmnop\u201d", "abcdefgh\nijklmnop", "abcdefgh ijklmnop"])
+def test_a_token_that_no_request_can_carry_is_refused_and_not_shown(monkeypatch, given):
+    monkeypatch.setenv("TREW_SERVER_TOKEN", given)
+    with pytest.raises(ConfigError, match=r"TREW_SERVER_TOKEN: got a token of 1[78] characters") as error:
+        token("TREW_SERVER_TOKEN")
+    assert "abcdefgh" not in str(error.value)

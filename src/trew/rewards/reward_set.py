@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..config import RewardConfig
 from ..errors import RewardError
 from ..types import Group, Metrics, Prompt, Score, ScoredGroup
-from ..utils import ray_cluster
+from ..utils import ray_cluster, secrets
 from . import gold_checks
 from .builtin.kinds import KINDS, graded_together
 from .combine import Reward, combined, one_by_one
@@ -107,7 +106,7 @@ class RewardSet:
         if tuple(addresses) == ON_RAY:
             hosts: RewardHosts = RayRewardHosts(ray_cluster.connect(), specs, own=own, tell=tell)
         else:
-            token = os.environ.get("TREW_REWARDS_TOKEN", "")
+            token = secrets.token("TREW_REWARDS_TOKEN")
             hosts = RewardHosts([RemoteHost(address, token) for address in addresses], own=own, tell=tell)
         hosts.connect()
         self._hosts = hosts

@@ -39,7 +39,7 @@ from ..rollout.torch_engine import TorchEngine
 from ..runs import RunFolder, Trackers, checkpoint_files
 from ..runs.journal import Journal
 from ..runs.writer import Writer
-from ..utils import ray_cluster
+from ..utils import ray_cluster, secrets
 from ..utils.console import Display
 from ..utils.memory import Peaks, return_large_blocks
 from ..utils.signals import Interrupts
@@ -350,7 +350,7 @@ def _on_servers(
     from ..weights import choose
 
     cluster, facts = plan.config.cluster, facts_of(made.model)
-    token = os.environ.get("TREW_SERVER_TOKEN", "")
+    token = secrets.token("TREW_SERVER_TOKEN")
     endpoints = tuple(Endpoint.parse(address, token) for address in cluster.endpoints)
     restart = stop = None
     backend = handshake.ENGINES[cluster.sync]

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from ..models import files, loading
 from ..objective import Objective
 from ..runs import RunFolder
 from ..utils.console import Display
+from ..utils.secrets import token
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -119,7 +119,7 @@ def endpoint_of(config: Config) -> Endpoint:
     """Where a teacher's server listens; its token comes from the environment."""
     from ..rollout.vllm.endpoint import Endpoint
 
-    return Endpoint.parse(config.teacher.endpoint, os.environ.get("TREW_TEACHER_TOKEN", ""))
+    return Endpoint.parse(config.teacher.endpoint, token("TREW_TEACHER_TOKEN"))
 
 
 def served_note(config: Config, tokenizer: PreTrainedTokenizerBase, most: int) -> str:

@@ -12,6 +12,8 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from ..errors import ConfigError
+
 MASK = "[redacted]"
 
 _KEYS = frozenset({"KEY", "KEYS", "APIKEY", "TOKEN", "TOKENS", "CREDENTIAL", "CREDENTIALS", "AUTH"})
@@ -57,6 +59,18 @@ def _is_number(value: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def token(variable: str) -> str:
+    """The token of an environment variable, without the line break that a file of it may end with; empty if there is
+    none. Raises ConfigError, which does not show it, where a request could not carry it."""
+    found = os.environ.get(variable, "").strip()
+    if not found.isascii() or not found.isprintable() or " " in found:
+        raise ConfigError(
+            f"{variable}: got a token of {len(found)} characters, accepts printable ASCII characters without spaces; "
+            "copy it again as the server shows it, without quotes"
+        )
+    return found
 
 
 def secrets() -> tuple[str, ...]:
