@@ -11,10 +11,11 @@ import pytest
 
 from trew.config import parse
 from trew.errors import ConfigError, EngineError, MissingResources
-from trew.rollout.vllm import ray_servers
+from trew.rollout.vllm import ray_actor, ray_servers
 from trew.rollout.vllm.ray_actor import ActorState, ServerActor, ServerRequest
+from trew.rollout.vllm.server import ServerOptions, ServerProcess
 
-REQUEST = {"config": {}, "model": "m", "folder": "f", "host": "h", "token": "t", "cpus": 1, "gpus": 0}
+REQUEST = {"number": 0, "config": {}, "model": "m", "folder": "f", "host": "h", "token": "t", "cpus": 1, "gpus": 0}
 
 
 class Played:
@@ -66,6 +67,16 @@ def test_a_new_order_ends_the_server_of_the_old_one():
     actor.start(1, REQUEST)
     actor.start(2, REQUEST)
     assert [server.open for server in Played.made] == [False, True]
+
+
+def test_a_server_has_its_number_in_the_run_in_what_its_actor_says(tmp_path, monkeypatch):
+    """Each actor has one, which it would call server 0."""
+    options = ServerOptions(python=Path("/py"), model=tmp_path, dtype="float32", seed=0, max_length=64, sequences=1)
+    alone = ServerProcess(options, 0, sockets=tmp_path, logs=tmp_path)
+    monkeypatch.setattr(ray_actor.launch, "servers", lambda *_, **__: SimpleNamespace(servers=(alone,)))
+    given = {"model": str(tmp_path), "folder": str(tmp_path), "config": {"model": "m", "out": "o"}, "number": 3}
+    [made] = ray_actor._Server._servers(ServerRequest(**REQUEST | given)).servers
+    assert str(made) == f"server 3 (log: {tmp_path}/0.log)"
 
 
 # -------------------------------------------------------------------------------------------------- a cluster, played

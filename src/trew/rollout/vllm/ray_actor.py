@@ -25,10 +25,11 @@ from .proxy import Proxy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerRequest:
-    """What a server is started with. ``config``: the run's, as a table; ``model`` and ``folder`` are folders that this
-    node must see, of the model's files and for the log; ``host`` is the interface to listen on; ``cpus`` and ``gpus``
-    are what the actor was given."""
+    """What server ``number`` of a run is started with. ``config``: the run's, as a table; ``model`` and ``folder`` are
+    folders that this node must see, of the model's files and for the log; ``host`` is the interface to listen on;
+    ``cpus`` and ``gpus`` are what the actor was given."""
 
+    number: int
     config: Mapping[str, Any]
     model: str
     folder: str
@@ -116,6 +117,7 @@ class _Server:
                 build, has = ("CPUs", "GPUs") if request.gpus else ("GPUs", "none")
                 raise ConfigError(f"cluster.python: is vLLM's build for {build}, and its node has {has}")
             server.options = dataclasses.replace(server.options, threads=request.cpus)
+            server.name = f"server {request.number}"  # here it is the only one
         return made
 
 

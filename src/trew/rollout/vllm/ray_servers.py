@@ -131,8 +131,8 @@ class RayServers:
         folder = self._folder / str(held.index)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         request = asdict(ServerRequest(
-            config=to_table(self._config), model=str(self._model), folder=str(folder), host=held.host, token=token,
-            cpus=int(self._bundle.get("CPU", 1)), gpus=int(self._bundle.get("GPU", 0)),
+            number=held.index, config=to_table(self._config), model=str(self._model), folder=str(folder),
+            host=held.host, token=token, cpus=int(self._bundle.get("CPU", 1)), gpus=int(self._bundle.get("GPU", 0)),
         ))  # fmt: skip
         said = self._ask(held, "start", held.number, request)
         # An older number: the actor has not taken this order yet.

@@ -152,9 +152,10 @@ class ServerProcess:
         self.endpoint = Endpoint("http://localhost", path, secrets.token_hex(16))
         self._program: GuardedProgram | None = None
         self._began = 0  # where the log of the last start begins
+        self.name = f"server {index}"  # in messages
 
     def __str__(self) -> str:
-        return f"server {self.index} (log: {self.log})"
+        return f"{self.name} (log: {self.log})"
 
     def start(self) -> None:
         """Starts the process, and returns before it is ready."""
