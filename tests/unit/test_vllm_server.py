@@ -268,6 +268,7 @@ def test_a_length_is_neither_beyond_the_model_nor_below_what_checks_need(tmp_pat
     table = {"model": "m", "data": {"max_prompt_tokens": 8}, "rollout": {"max_tokens": 8}}
     short = parse({**table, "cluster": {"rollout": "vllm", "servers": 1}})
     assert launch.options(short, **made).max_length == launch.SHORTEST
+    assert launch.length_of(short, {}) == launch.SHORTEST, "a model that does not say how many positions it has"
 
 
 def test_a_server_has_room_for_all_turns_of_an_episode(tmp_path):

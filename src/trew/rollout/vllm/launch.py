@@ -91,9 +91,9 @@ def length_of(config: Config, table: Mapping[str, Any]) -> int:
     prompt = max(one.max_prompt_tokens for one in config.sets)
     reply = max(config.rollout.max_tokens, config.eval.max_tokens)
     longest = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, max_tokens=reply))
-    length = prompt + longest.completion_tokens  # of an episode, all of its turns
+    length = max(SHORTEST, prompt + longest.completion_tokens)  # of an episode, all of its turns
     # No more than the model has positions, where it says so.
-    return min(max(length, SHORTEST), positions_of(table) or length)
+    return min(length, positions_of(table) or length)
 
 
 def cache_gib(config: Config, table: Mapping[str, Any], *, free: int | None) -> int:
