@@ -65,6 +65,16 @@ def test_a_missing_shard_is_an_error(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+def test_shards_with_a_fingerprint_behind_their_numbers_are_shards_too(tmp_path: Path) -> None:
+    first, second = (f"train-0000{i}-of-00002-a09b74b3ef9c3b5{i}.parquet" for i in (0, 1))
+    write_rows(tmp_path / "test.parquet", rows("test", 3))
+    write_rows(tmp_path / first, rows("shard 0", 2))
+    with pytest.raises(DataError, match="incomplete: 1 of 2 files"):  # half a split is not the whole of it
+        load(tmp_path)
+    write_rows(tmp_path / second, rows("shard 1", 2))
+    assert texts(load(tmp_path).train) == [f"shard {i} question {j}" for i in (0, 1) for j in (0, 1)]
+
+
 def test_two_candidates_for_one_split_are_an_error(tmp_path: Path) -> None:
     write_rows(tmp_path / "train.parquet", rows("a", 2))
     write_rows(tmp_path / "train.jsonl", rows("a", 2))

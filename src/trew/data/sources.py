@@ -18,7 +18,8 @@ from .rows import Row, Split
 _ALIASES = {"train": ("train",), "test": ("test",), "validation": ("validation", "valid", "val", "dev")}
 # The word that a name begins with: train, train-00000-of-00002, test.v2.
 _SPLIT_FILE = re.compile(r"(?P<word>[a-z]+)(?P<rest>[-_.].*)?", re.DOTALL)
-_SHARD = re.compile(r"-(?P<number>\d{5})-of-(?P<total>\d{5})$")
+# The datasets package has put a fingerprint behind the numbers: train-00000-of-00002-a09b74b3ef9c3b56.
+_SHARD = re.compile(r"-(?P<number>\d{5})-of-(?P<total>\d{5})(-[0-9a-f]{16})?$")
 EVAL_SPLITS = ("test", "validation")  # in order of preference
 
 
