@@ -252,6 +252,26 @@ def test_a_reward_that_no_rollout_has_is_refused_with_those_that_there_are():
         Rollouts(reward="from").prompts(Split("run", "run", [Row("row 1", sampled(3, 1.0, form=1.0))]))
 
 
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"score": ...}, "has no column 'score'; give the folder of a run"),
+        ({"prompt_ids": ...}, "has no column 'prompt_ids'; give the folder of a run"),
+        ({"sampled": None}, "column 'sampled' must be a list, as in a run's rollouts, got null"),
+    ],
+)
+def test_rows_that_are_no_rollouts_are_named(change, why):
+    row = {name: value for name, value in (sampled(3, 1.0) | change).items() if value is not ...}
+    with pytest.raises(DataError, match=why):
+        Rollouts().prompts(Split("rows.jsonl", "rows", [Row("line 1", row)]))
+
+
+@pytest.mark.parametrize("parts", [{"form": 1.0}, [["form", 1.0]], [("form", 1.0)]])
+def test_the_scores_of_rewards_may_be_a_table_as_in_json(parts):
+    row = sampled(3, 0.0) | {"parts": parts}
+    assert len(Rollouts(reward="form").prompts(Split("rows.jsonl", "rows", [Row("line 1", row)]))) == 1
+
+
 def test_what_stood_between_two_turns_of_a_rollout_is_read_and_not_learned():
     row = sampled(3, 1.0) | {
         "token_ids": [3, 4, 50, 51, 5, 60], "sampled": [True, True, False, False, True, False],

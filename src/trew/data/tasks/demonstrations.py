@@ -97,6 +97,11 @@ class Demonstrations(Task):
         return Prompt(uid, messages=tuple(asked), columns={ANSWERS: [dict(message) for message in answers]})
 
 
+_LISTS = ("prompt_ids", "token_ids", "sampled")
+_RECORDED = (*_LISTS, "prompt", "completion", "finish_reason", "score")
+"""The columns of a run's rollouts that are read here."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollouts(Task):
     """Completions of a run, or of ``trew eval --completions``, whose reward is high enough: rejection sampling."""
@@ -114,15 +119,17 @@ class Rollouts(Task):
         return sources.read_rollouts(source)
 
     def prompts(self, split: Split) -> list[Prompt]:
-        if "token_ids" not in columns_of(split.rows):
+        have = columns_of(split.rows)
+        if lacking := [name for name in _RECORDED if name not in have]:
             raise DataError(
-                f"{split.source}: has no column 'token_ids'; give the folder of a run, one of its rollouts/*.parquet, "
-                "or a file of trew eval --completions"
+                f"{split.source}: has no column {lacking[0]!r}; give the folder of a run, one of its "
+                "rollouts/*.parquet, or a file of trew eval --completions"
             )
         self._check_reward(split)
         seen: set[tuple[Any, ...]] = set()
 
         def make(row: Row, uid: str) -> Prompt | None:
+            _check_recorded(row)
             value = self._value(row.values)
             tokens = (tuple(row.values["prompt_ids"]), tuple(row.values["token_ids"]))
             if value is None or value < self.min_reward or not tokens[1] or (self.unique and tokens in seen):
@@ -150,13 +157,22 @@ class Rollouts(Task):
         raise DataError("data.task: 'rollouts' are tokens of one model already, and are not prepared")
 
     def _value(self, values: Mapping[str, Any]) -> float | None:
-        return dict(values["parts"] or ()).get(self.reward) if self.reward else values["score"]
+        return dict(values.get("parts") or ()).get(self.reward) if self.reward else values["score"]
 
     def _check_reward(self, split: Split) -> None:
-        known = sorted({name for row in split.rows for name, _ in row.values.get("parts") or ()})
+        # A map of Parquet is a list of pairs; who writes the rows as JSON may make a table of it.
+        known = sorted({name for row in split.rows for name in dict(row.values.get("parts") or ())})
         if self.reward and self.reward not in known:
             has = ", ".join(known) or "none"
             raise DataError(f"data.args.reward: got {self.reward!r}, but {split.source} has {has}")
+
+
+def _check_recorded(row: Row) -> None:
+    """Raises BadRow for a row without the tokens that a run records."""
+    for name in _RECORDED:
+        value = column(row, name)
+        if name in _LISTS and not isinstance(value, list):
+            raise BadRow(f"column {name!r} must be a list, as in a run's rollouts, got {show(value)}")
 
 
 def _recorded(values: Mapping[str, Any], uid: str, value: float) -> Prompt:
