@@ -72,6 +72,15 @@ def test_math_reads_the_answer_from_the_solutions_last_box(tmp_path: Path) -> No
     assert grade("math", r"so \boxed{3/7}", data.train[2].columns["gold"]).score == 1
 
 
+def test_levels_of_a_table_with_empty_cells_are_whole_numbers_written_as_floats(tmp_path: Path) -> None:
+    levels = [3.0, 5.0, float("nan"), None, 3.5, 5.0]
+    rows = [{"problem": f"{i}?", "answer": str(i), "level": level} for i, level in enumerate(levels)]
+    write_rows(tmp_path / "train.parquet", rows)
+    write_rows(tmp_path / "test.parquet", rows)
+    assert [p.columns["level"] for p in load(tmp_path, "math", n=6).eval] == [3, 5, None, None, None, 5]
+    assert [p.columns["answer"] for p in load(tmp_path, "math", levels=[5]).train] == ["1", "5"]
+
+
 def test_math_keeps_levels_and_subjects_in_training_and_leaves_evaluation_whole(tmp_path: Path) -> None:
     rows = [*hendrycks(3, 1), *hendrycks(4, 5), *hendrycks(2, 5, "Counting & Probability")]
     write_rows(tmp_path / "train.jsonl", rows)

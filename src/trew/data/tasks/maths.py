@@ -141,11 +141,14 @@ def boxed(solution: str) -> str | None:
 def level_of(value: Any) -> int | None:
     """The difficulty level as a number; None if the set does not give one.
 
-    >>> level_of("Level 5"), level_of(3), level_of("Level ?")
-    (5, 3, None)
+    >>> level_of("Level 5"), level_of(3), level_of(3.0), level_of("Level ?")
+    (5, 3, 3, None)
     """
     if isinstance(value, int) and not isinstance(value, bool):
         return value
+    # A table with empty cells, as pandas writes it, has floats in place of whole numbers, and NaN where a cell is.
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else None
     match = re.search(r"\d+", value) if isinstance(value, str) else None
     return int(match[0]) if match else None
 
