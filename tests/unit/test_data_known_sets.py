@@ -16,7 +16,7 @@ from trew.cli.data import convert, prepare, show
 from trew.cli.main import main
 from trew.config import DataConfig, RewardConfig
 from trew.data import Dataset, load_eval, load_task, make_task
-from trew.data.contamination import overlaps, problem_texts
+from trew.data.contamination import overlaps, problem_text, problem_texts
 from trew.data.files import read_rows, write_rows
 from trew.data.sources import read_train
 from trew.data.tasks import Mbpp
@@ -392,6 +392,13 @@ def test_overlap_counts_and_its_limits() -> None:
     assert overlaps(["short"], ["short"], n=13)[0].share == 1
     assert overlaps(["", "?!"], ["", "?!"], n=2) == []
     assert [o.other for o in overlaps(["a b c d"], ["a b c", "a b c d"], n=2)] == [1]
+
+
+def test_messages_as_a_json_string_overlap_with_the_same_problem_as_text() -> None:
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 17 + 25?"}]
+    forms = ["What is 17 + 25?", chat, json.dumps(chat), [*chat, {"role": "tool", "content": None}]]
+    texts = [problem_text({"prompt": form}) or "" for form in forms]
+    assert [o.share for o in overlaps(texts, ["what is 17 + 25"])] == [1.0] * 4
 
 
 def test_overlap_needs_a_problem_column(tmp_path: Path) -> None:

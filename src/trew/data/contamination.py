@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import DataError
+from .messages import nested_messages
 from .rows import Split, columns_of
 
 NGRAM = 13  # words; as in the GPT-3 report
@@ -85,15 +86,17 @@ def problem_text(row: Mapping[str, Any]) -> str | None:
     value = None if name is None else row[name]
     if name == "nums" and isinstance(value, list):
         return f"nums {' '.join(map(str, sorted(value, key=str)))} target {row.get('target')}"
-    if isinstance(value, list):
-        return _chat_text(value)
-    return value if isinstance(value, str) else None
+    if isinstance(value, str):
+        # Messages as a JSON string are a prompt too, and their keys and braces no words of it.
+        chat = nested_messages(value)
+        return value if chat is None else _chat_text(chat)
+    return _chat_text(value) if isinstance(value, list) else None
 
 
 def _chat_text(turns: Sequence[Any]) -> str | None:
     """The messages' contents, without the system message: a task may add one to problems that are the same."""
     spoken = [turn for turn in turns if isinstance(turn, Mapping) and turn.get("role") != "system"]
-    return "\n".join(str(turn.get("content", "")) for turn in spoken) or None
+    return "\n".join(str(turn.get("content") or "") for turn in spoken) or None
 
 
 def problem_texts(split: Split) -> list[str]:

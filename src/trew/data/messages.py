@@ -24,7 +24,7 @@ def parse_prompt(value: Any, name: str) -> str | tuple[Message, ...]:
     if isinstance(value, str):
         if not value.strip():
             raise BadRow(f"column {name!r} is empty")
-        nested = _nested_messages(value)
+        nested = nested_messages(value)
         return value if nested is None else parse_messages(nested, name)
     if isinstance(value, (list, tuple)):
         return parse_messages(value, name)
@@ -78,8 +78,8 @@ def _message(turn: Any, where: str) -> Message:
     return fields
 
 
-def _nested_messages(text: str) -> list[Any] | None:
-    """The list of messages in a JSON string; None for ordinary text."""
+def nested_messages(text: str) -> list[Any] | None:
+    """Returns the list of messages in a JSON string; None for ordinary text."""
     if not text.lstrip().startswith("["):
         return None
     try:
