@@ -272,6 +272,16 @@ def test_a_whole_number_written_with_a_point_is_an_integer():
     assert (result.text, result.failed) == ('["a 0", "a 1"]', False)
 
 
+def test_whole_numbers_inside_lists_and_objects_are_integers_too():
+    def shown(at: list[int], by: dict[str, int], to: int | None, of: int | str, mean: float) -> str:
+        return repr((at, by, to, of, mean))
+
+    documented(shown, "at", "by", "to", "of", "mean")
+    given = {"at": [2.0, 3], "by": {"x": 4.0}, "to": 5.0, "of": 6.0, "mean": 7.0}
+    [result] = run([Call("shown", given)], {"shown": tool_of(shown)}, seconds=5.0)
+    assert (result.text, result.failed) == ("([2, 3], {'x': 4}, 5, 6, 7.0)", False)
+
+
 # ---- built in
 
 

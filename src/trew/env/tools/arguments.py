@@ -142,12 +142,29 @@ def _shown(value: Any) -> str:
 
 
 def converted(arguments: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments as the function takes them: 3.0 where the schema wants an integer is 3."""
-    known = parameters.get("properties", {})
-    return {
-        name: int(value) if isinstance(value, float) and _types(known.get(name, {})) == ("integer",) else value
-        for name, value in arguments.items()
-    }
+    """Returns the arguments as the function takes them: 3.0 where the schema wants an integer is 3, in lists and
+    objects too."""
+    known, extra = parameters.get("properties", {}), parameters.get("additionalProperties", {})
+    return {name: _converted(value, known.get(name, extra)) for name, value in arguments.items()}
+
+
+def _converted(value: Any, schema: Any) -> Any:
+    if not isinstance(schema, Mapping):  # additionalProperties may be true
+        return value
+    # The option that the value fits; the first of them, as several may.
+    for option in schema.get("anyOf", ()):
+        if not any(True for _ in _wrong(value, option, "")):
+            return _converted(value, option)
+    kinds = _types(schema)
+    if isinstance(value, float):
+        return int(value) if "integer" in kinds and "number" not in kinds else value
+    if isinstance(value, (list, tuple)):
+        each = schema.get("prefixItems") or [schema.get("items", {})] * len(value)
+        return [_converted(one, rule) for one, rule in zip(value, each, strict=False)]
+    if isinstance(value, dict):
+        named, extra = schema.get("properties", {}), schema.get("additionalProperties", {})
+        return {key: _converted(one, named.get(key, extra)) for key, one in value.items()}
+    return value
 
 
 def from_text(text: str, schema: Mapping[str, Any]) -> Any:
