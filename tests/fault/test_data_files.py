@@ -41,6 +41,7 @@ BAD: dict[str, tuple[str, bytes, list[str]]] = {
     "scalar row": ("d.jsonl", b"42\n", ["line 1", "expected an object", "42 (number)"]),
     "null row": ("d.jsonl", GOOD + b"null\n", ["line 2", "got null"]),
     "NaN": ("d.jsonl", b'{"prompt": "x", "gold": NaN}\n', ["line 1", "NaN"]),
+    "beyond any float": ("d.jsonl", b'{"prompt": "x", "gold": -1e999}\n', ["line 1", "-1e999 is too large a number"]),
     "repeated key": ("d.jsonl", b'{"prompt": "x", "prompt": "y"}\n', ["line 1", "'prompt'", "twice"]),
     "deep nesting": ("d.jsonl", b'{"prompt": ' + b"[" * 200_000 + b"]" * 200_000 + b"}\n", ["line 1", "nested"]),
     "endless number": ("d.jsonl", b'{"prompt": "x", "n": ' + b"9" * 5000 + b"}\n", ["line 1", "limit"]),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import os
 import re
 import tempfile
@@ -129,7 +130,7 @@ def _parse(raw: bytes) -> Any:
     except UnicodeDecodeError as error:
         raise ValueError(f"is not UTF-8 (its byte {error.start} is 0x{raw[error.start]:02x})") from None
     try:
-        value = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_repeats)
+        value = json.loads(text, parse_float=_number, parse_constant=_no_constant, object_pairs_hook=_no_repeats)
     except json.JSONDecodeError as error:
         # Of a single line the caller knows the number.
         where = f"line {error.lineno} column" if "\n" in text else "column"
@@ -151,6 +152,13 @@ def _object(value: Any) -> dict[str, Any]:
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a JSON value; use null")
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):  # as Python reads 1e999
+        raise ValueError(f"{text[:40]} is too large a number; write it as a string")
+    return value
 
 
 def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
