@@ -329,6 +329,15 @@ def test_a_runs_rollouts_are_scored_as_the_run_scored_them_chats_too(tmp_path: P
     assert again == [score.value for score in scored[0].scores] == [1.0, 0.0]
 
 
+def test_a_prompt_may_be_messages_as_a_json_string_or_an_empty_cell(tmp_path: Path) -> None:
+    chat = [{"role": "user", "content": "hi"}]
+    path = write(tmp_path, f"def f(prompts, **_): return [float(p == {chat!r}) if p else 0.5 for p in prompts]")
+    rows = [{"prompt": prompt, "completion": "x"} for prompt in (chat, json.dumps(chat), "hi", None)]
+    data, out = jsonl(tmp_path / "d.jsonl", *rows, {"completion": "x"}), tmp_path / "out.jsonl"
+    assert run(["rewards", "score", f"{path}:f", "--data", data, "--out", str(out)]) == 0
+    assert [json.loads(line)["score"] for line in out.read_text().splitlines()] == [1.0, 1.0, 0.0, 0.5, 0.5]
+
+
 def test_scores_of_rows_with_one_completion_each_can_be_joined(tmp_path: Path) -> None:
     lines: list[dict[str, Any]] = [
         {"uid": uid, "completion": text, "answer": "1"} for uid, text in (("a", "x"), ("b", "y"), ("a", "z"))

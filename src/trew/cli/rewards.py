@@ -264,6 +264,7 @@ def _parts(groups: Sequence[Group], *, completions: int = 256) -> Iterator[list[
 
 def _row_group(number: int, row: Row, completion_column: str, prompt_column: str) -> Group:
     """Turns one data row into a group: its completions, and its columns as the rewards receive them."""
+    from ..data.messages import nested_messages
     from ..errors import DataError, nearest
     from ..rewards.reward_checks import text_group
     from ..types import Prompt
@@ -278,6 +279,8 @@ def _row_group(number: int, row: Row, completion_column: str, prompt_column: str
     if isinstance(columns.get("columns"), str):
         columns, chat = _of_a_run(columns, row.place)
         prompt = chat if chat is not None and prompt_column == "prompt" else prompt
+    elif isinstance(prompt, str):
+        prompt = nested_messages(prompt) or prompt  # as training reads such a string
     if ids is not None and not isinstance(ids, list):
         raise DataError(f"{row.place}: column 'token_ids' must be a list of numbers, got {ids!r}")
     texts = _texts(given)
@@ -287,7 +290,8 @@ def _row_group(number: int, row: Row, completion_column: str, prompt_column: str
     tokens = [ids] if ids is not None and len(texts) == 1 else None
     if isinstance(prompt, list):
         return text_group(Prompt(uid, messages=tuple(prompt), columns=columns), texts, token_ids=tokens)
-    return text_group(Prompt(uid, text=str(prompt), columns=columns), texts, token_ids=tokens)
+    # An empty cell is a prompt that is not known, as a missing column is: not the word None.
+    return text_group(Prompt(uid, text="" if prompt is None else str(prompt), columns=columns), texts, token_ids=tokens)
 
 
 def _texts(given: Any) -> list[Any]:
