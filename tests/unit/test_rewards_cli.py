@@ -12,6 +12,7 @@ import pytest
 
 import tiers
 from rewards_help import group, write
+from scorer_help import save_scorer
 from trew.cli.main import run
 from trew.config import RewardConfig, load
 from trew.data import load_task
@@ -387,6 +388,17 @@ def test_score_refuses_episodes_where_more_than_the_last_reply_is_read(tmp_path:
     for other in ({**row, "ending": ""}, {"completion": "x", "token_ids": [1], "ending": "happy"}):
         data = jsonl(tmp_path / "other.jsonl", other)
         assert run(["rewards", "score", "repetition", "--data", data, "--out", str(out), "--overwrite"]) == 0
+
+
+def test_a_reward_model_scores_no_answers_without_their_prompts(tmp_path: Path) -> None:
+    model, out = str(save_scorer(tmp_path / "model")), tmp_path / "out.jsonl"
+    data = jsonl(tmp_path / "d.jsonl", {"question": "a", "completion": "x"}, {"question": "b", "completion": "x"})
+    args = ["rewards", "score", model, "--data", data, "--out", str(out)]
+    with pytest.raises(ConfigError, match=r"is a model, which reads prompts, but d\.jsonl line 1 has none"):
+        run(args)
+    assert run([*args, "--prompt-column", "question"]) == 0
+    first, second = (json.loads(line)["score"] for line in out.read_text().splitlines())
+    assert first != second
 
 
 def test_score_calls_functions_with_about_a_steps_completions(tmp_path: Path) -> None:

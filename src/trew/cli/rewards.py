@@ -112,7 +112,7 @@ def score(
         out: The file to write, .jsonl or .parquet.
         set: key=value, an argument of the reward: --set mode=flexible thinking=true
         completion_column: The column with the completion: text, messages, or a list of texts.
-        prompt_column: The column with the prompt, text or messages; it may be missing.
+        prompt_column: The column with the prompt, text or messages; only reward models need one.
         timeout_s: Time limit in seconds for one call of a function of your own; 0 = the default of a recipe.
         overwrite: Replace an existing file.
     """
@@ -195,6 +195,13 @@ def _refuse_data(data: str, rows: Sequence[Row], groups: Sequence[Group], reward
         raise ConfigError(f"--data: {data} has no rows, so there is nothing to score; name a file with completions")
     if any("token_ids" not in row.values for row in rows) and (needs := _needs_tokens(rewards)):
         raise ConfigError(f"{data}: reward {needs!r} reads tokens, but not every row has a column token_ids")
+    # A model scores an answer to a question; without one its scores would look like any others.
+    unasked = next((r.place for r, g in zip(rows, groups, strict=True) if not (g.prompt.text or g.prompt.messages)), "")
+    if unasked and (name := next((reward.name for reward in rewards.rewards if reward.model), "")):
+        raise ConfigError(
+            f"{data}: reward {name!r} is a model, which reads prompts, but {unasked} has none; name the column that "
+            "has them with --prompt-column"
+        )
     # Only rollouts of a run say how an episode ended.
     played = any(row.values.get("ending") and "rollout_status" in row.values for row in rows)
     if played and (needs := _needs_turns(rewards)):
