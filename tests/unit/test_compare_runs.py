@@ -270,6 +270,18 @@ def test_metrics_other_than_the_end(tmp_path):
     refused(folders, "fewer than 3 evaluations", metric="last:3")
 
 
+def test_small_numbers_of_a_column_are_not_rounded_to_nothing(tmp_path):
+    folders = study(tmp_path, {"a": (LOW, SLOW), "b": (HIGH, FAST)})
+    for folder in folders:
+        faster, own = folder.name.startswith("b"), int(folder.name[2:])
+        rows = [{"step": step, "kl": (3 if faster else 1) * 1e-4 + own * 1e-6} for step in (11, 12)]
+        with (folder / "metrics.jsonl").open("a") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+    said = describe(compare_runs(folders, Choices(metric="kl:2")))
+    assert "0.000103 [" in said
+    assert "+0.0002 [" in said
+
+
 def test_presets_with_other_defaults_are_told(tmp_path):
     folders = study(
         tmp_path, {"a": (LOW, {}), "b": (HIGH, {"objective": {"preset": "dapo"}})}

@@ -123,6 +123,9 @@ def score(value: float, result: ComparedRuns) -> str:
 def _value(value: float, result: ComparedRuns, *, sign: str = "") -> str:
     if not math.isfinite(value):
         return "–"
+    # Three places would make 0 of a column of small numbers, as a KL. What is smaller still is rounding.
+    if not result.metric.is_share and 1e-15 < abs(value) < 0.01:
+        return f"{value:{sign}.3g}"
     if result.metric.is_share or abs(value) <= 1:
         return f"{value:{sign}.3f}"
     return ("+" if sign and value > 0 else "") + number(value, 4)
