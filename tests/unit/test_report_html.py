@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 
+import trew
 from report_help import HOSTILE, Elements, make
 from trew.errors import DataError
 from trew.runs import RunFolder
@@ -72,6 +73,17 @@ def test_several_runs_share_their_charts_and_keep_their_names(tmp_path):
     assert one.count("<svg") == two.count("<svg") - 1, "each run has a strip of scores of its own"
     assert "x/same" in two
     assert "y/same" in two
+
+
+def test_runs_of_a_study_are_told_apart_by_the_folders_above_their_seeds(tmp_path):
+    folders = [tmp_path / name / "0.001" for name in ("grpo", "dapo")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    runs = [load_run(make(folder / "1")) for folder in folders]
+    page, picture = render_report(runs), trew.curves(*runs, metrics="reward").svg
+    for name in ("grpo/0.001/1", "dapo/0.001/1"):
+        assert name in page
+        assert f"{name} reward" in picture
 
 
 def test_quantiles_of_the_ratio_stand_beside_its_mean_and_apart_where_there_are_several_runs(tmp_path):

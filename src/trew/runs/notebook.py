@@ -19,7 +19,7 @@ from ..types import ScoredGroup
 from ..utils.console import Bar, Display, Silent, columns_of, duration
 from ..utils.metric_rows import is_evaluation
 from ..utils.secrets import redact
-from .report.read import RunData, load_run
+from .report.read import RunData, load_run, names_of
 from .report.svg import Series, line_chart, running_mean
 from .report.text import shorten, visible
 
@@ -60,8 +60,8 @@ def curves(
     loaded = [run if isinstance(run, RunData) else load_run(run) for run in runs]
     metrics = [metrics] if isinstance(metrics, str) else metrics  # one name is no list of letters
     series: list[Series] = []
-    for run in loaded:
-        named = f"{run.name} " if len(loaded) > 1 else ""
+    for run, name in zip(loaded, names_of([run.folder for run in loaded]), strict=True):
+        named = f"{name} " if len(loaded) > 1 else ""
         for metric in metrics:
             # Each metric adds three series of one colour.
             series += _series(run.rows, metric, colour=len(series) // 3, named=named, window=window)

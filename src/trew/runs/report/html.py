@@ -14,7 +14,7 @@ from ...utils.secrets import redact, secrets
 from . import page
 from .conversation import Said, conversation
 from .heat import heat_strip
-from .read import RunData, given_by_data, load_run, load_samples, name_of_given, sample_steps
+from .read import RunData, given_by_data, load_run, load_samples, name_of_given, names_of, sample_steps
 from .svg import Series, line_chart, running_mean
 from .text import number, shorten
 from .tokens import coloured
@@ -97,7 +97,7 @@ def render_report(runs: Sequence[RunData], *, created: str = "") -> str:
 
     hidden = secrets()
     runs = [dataclasses.replace(run, rows=tuple(redact(row, hidden) for row in run.rows)) for run in runs]
-    names = _names(runs)
+    names = names_of([run.folder for run in runs])
     charts, more = _charts(names, runs)
     return page.render(
         Path(__file__).parent / "report.html.jinja",
@@ -144,15 +144,6 @@ def write_report(folders: Iterable[Path], out: Path | None = None) -> Path:
 
 
 # ------------------------------------------------------------------------------------------------------------ contents
-
-
-def _names(runs: Sequence[RunData]) -> list[str]:
-    """Folder names, with their parent where two folders have the same name."""
-    names = [run.name for run in runs]
-    return [
-        name if names.count(name) == 1 else "/".join(run.folder.resolve().parts[-2:])
-        for name, run in zip(names, runs, strict=True)
-    ]
 
 
 def _facts(run: RunData) -> list[tuple[str, str]]:

@@ -108,6 +108,23 @@ def load_run(folder: str | Path) -> RunData:
     )
 
 
+def names_of(folders: Sequence[Path]) -> list[str]:
+    """Names runs by their folders, with as many of their parents as it takes to tell them apart.
+
+    >>> names_of([Path("/runs/grpo/0.001/1"), Path("/runs/dapo/0.001/1"), Path("/runs/grpo/0.001/2")])
+    ['grpo/0.001/1', 'dapo/0.001/1', '2']
+    """
+    parts = [folder.resolve().parts for folder in folders]
+
+    def name(own: tuple[str, ...]) -> str:
+        ends = (own[-count:] for count in range(1, len(own) + 1))
+        # A folder that is given twice has one name.
+        alone = (end for end in ends if all(other[-len(end) :] != end or other == own for other in parts))
+        return str(Path(*next(alone, own)))
+
+    return [name(own) for own in parts]
+
+
 def _read(folder: Path, name: str, notes: list[str], *, most: int = safe_files.TEXT_BYTES) -> str:
     try:
         return safe_files.read_text(folder, name, most=most)
