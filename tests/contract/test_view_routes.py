@@ -467,6 +467,20 @@ def test_the_runs_of_a_study_are_found_though_they_lie_deep(tmp_path):
     assert [run["name"] for run in get(client(study), "runs")["runs"]] == ["runs/sums/off/clip/0.001/1"]
 
 
+def test_runs_of_one_name_are_told_apart_by_the_folders_above(tmp_path):
+    for name in ("grpo", "dapo"):
+        (tmp_path / name / "0.001").mkdir(parents=True)
+        make_run(tmp_path / name / "0.001" / "1", steps=1)
+
+    def names(*folders):
+        return [run["name"] for run in get(client(*folders), "runs")["runs"]]
+
+    two = [tmp_path / "grpo", tmp_path / "dapo"]
+    assert names(*two) == ["grpo/0.001/1", "dapo/0.001/1"]
+    assert names(*(folder / "0.001" / "1" for folder in two)) == ["grpo/0.001/1", "dapo/0.001/1"]
+    assert names(two[0], two[0] / "0.001" / "1") == ["0.001/1"]
+
+
 def test_a_demonstration_is_no_gold(tmp_path):
     said = [{"role": "assistant", "content": "yes"}]
     with RunFolder.open(tmp_path / "sft") as run:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from ..errors import DataError
@@ -46,7 +46,7 @@ class Library:
             found = dict.fromkeys(path for folder in self._folders for path in _search(folder))
             for path in found:
                 if path not in self._runs:
-                    run = ViewedRun(path, id=self._new_id(path.name), name=self._name(path))
+                    run = ViewedRun(path, id=self._new_id(path.name), name=self._name(path, {*found, *self._runs}))
                     self._runs[path] = self._ids[run.id] = run
             return [self._runs[path] for path in found]
 
@@ -66,12 +66,19 @@ class Library:
             raise NotHere(f"{run.name}: the folder of this run is gone, or is no run folder any more")
         return run
 
-    def _name(self, path: Path) -> str:
-        """The path below the folder that was named, or the folder's own name."""
+    def _name(self, path: Path, others: Collection[Path]) -> str:
+        """The path below the folder that was named, or the folder's own name; with more of its folders where another
+        run would have the same one."""
+        own = self._below(path)
+        rivals = [other for other in others if other != path and self._below(other) == own]
+        ends = (path.parts[-count:] for count in range(len(own), len(path.parts) + 1))
+        return str(Path(*next(end for end in ends if all(other.parts[-len(end) :] != end for other in rivals))))
+
+    def _below(self, path: Path) -> tuple[str, ...]:
         for folder in self._folders:
             if path != folder and path.is_relative_to(folder):
-                return str(path.relative_to(folder))
-        return path.name
+                return path.relative_to(folder).parts
+        return path.parts[-1:]
 
     def _new_id(self, name: str) -> str:
         plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-") or "run"
