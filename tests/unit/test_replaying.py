@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from trew.cli.train import _replayed
 from trew.config import Config, CriticConfig, LoraConfig, RewardConfig, TeacherConfig, to_table
 from trew.rewards import RewardSet
 from trew.rollout.source import StepRollouts
@@ -68,3 +70,14 @@ def test_a_replay_refuses_settings_of_rewards_that_its_scores_do_not_have(then, 
     assert [said in line for line in found] == [True] * bool(said)
     alone = reward_problems(replay, rewards, one_by_one=True)
     assert alone == (found if "args" in said else [])
+
+
+@pytest.mark.parametrize(("given", "found"), [("run", "run-replay"), (".", "run-replay"), ("..", "run-replay")])
+def test_a_replay_is_written_beside_the_run_however_that_is_named(tmp_path, monkeypatch, given, found):
+    run = tmp_path / "run"
+    (run / "inner").mkdir(parents=True)
+    monkeypatch.chdir({"run": tmp_path, ".": run, "..": run / "inner"}[given])
+    recipe, out = _replayed(Path(given), None, None, resume=False)
+    assert recipe.resolve() == run / "config.toml"
+    assert out is not None
+    assert out.resolve() == tmp_path / found

@@ -104,7 +104,9 @@ def _replayed(run: Path, recipe: Path | None, out: Path | None, *, resume: bool)
     replay that is resumed."""
     if recipe is not None:
         return recipe, out
-    out = out or Path(f"{run}-replay")
+    # Of "." and "..", beside the folder that they stand for: .-replay would be a hidden folder inside it.
+    named = run if run.name not in ("", "..") else run.resolve()
+    out = out or Path(f"{named}-replay")
     if not run.is_dir():
         raise ConfigError(f"--replay: {run} is not a folder; give the folder of a run of trew train")
     own = out / "config.toml"
