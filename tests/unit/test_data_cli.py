@@ -204,6 +204,17 @@ def test_convert_countdown_uses_verls_ground_truth(tmp_path: Path) -> None:
     assert json.loads(values(out)[0]["reward_model"]["ground_truth"]) == {"target": 6, "numbers": [1, 2, 3]}
 
 
+def test_an_empty_cell_of_a_table_of_numbers_is_no_gold_for_verl(tmp_path: Path) -> None:
+    path, out = tmp_path / "d.parquet", tmp_path / "v.parquet"
+    write_rows(
+        path, [{"prompt": "p", "gold": 0.5, "answer": "a"}, {"prompt": "q", "gold": float("nan"), "answer": "b"}]
+    )
+    convert(str(path), str(out), to="verl")
+    assert [row.values["reward_model"]["ground_truth"] for row in read_rows(out)] == ["0.5", "b"]
+    with pytest.raises(DataError, match=r"d:1': has no gold answer; looked for gold"):
+        convert(str(path), str(tmp_path / "w.parquet"), to="verl", gold_column="gold")
+
+
 def test_convert_problems(tmp_path: Path) -> None:
     path = tmp_path / "d.jsonl"
     write_rows(path, [{"prompt": "p", "label": "x"}])

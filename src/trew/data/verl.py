@@ -6,6 +6,7 @@ data_source, prompt (messages), ability, reward_model {style, ground_truth}, ext
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -167,14 +168,19 @@ def _ground_truth(prompt: Prompt, gold_column: str) -> tuple[str, str]:
     if not gold_column and (combined := _combined_truth(columns)):
         return "", combined
     names = (gold_column,) if gold_column else GOLD_COLUMNS
-    name = next((name for name in names if columns.get(name) is not None), None)
+    # NaN is what an empty cell of a table of numbers becomes, and no answer.
+    name = next((name for name in names if not _is_empty(columns.get(name))), None)
     if name is None:
         raise DataError(
             f"prompt {prompt.uid!r}: has no gold answer; looked for {', '.join(names)}, "
             f"the columns are {', '.join(columns) or 'none'}; name the right one with --gold-column"
         )
-    value = columns[name]
-    return name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    gold = columns[name]
+    return name, gold if isinstance(gold, str) else json.dumps(gold, ensure_ascii=False)
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def _combined_truth(columns: Mapping[str, Any]) -> str:
