@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ import pytest
 from trew.cli.data import convert, prepare, show
 from trew.cli.main import run
 from trew.config import DataConfig
-from trew.data import load_task
+from trew.data import load_task, verl
 from trew.data.files import read_rows, write_rows
 from trew.errors import ConfigError, DataError
+from trew.types import Prompt
 
 
 def gsm8k(folder: Path, train: int = 5, test: int = 3) -> Path:
@@ -213,6 +215,26 @@ def test_an_empty_cell_of_a_table_of_numbers_is_no_gold_for_verl(tmp_path: Path)
     assert [row.values["reward_model"]["ground_truth"] for row in read_rows(out)] == ["0.5", "b"]
     with pytest.raises(DataError, match=r"d:1': has no gold answer; looked for gold"):
         convert(str(path), str(tmp_path / "w.parquet"), to="verl", gold_column="gold")
+
+
+@pytest.mark.parametrize(
+    ("columns", "why"),
+    [
+        ({"answer": Decimal("5.0")}, "of 'answer', cannot be written as JSON: .*Decimal.*; write it as text"),
+        ({"answer": [1.0, float("nan")]}, "of 'answer', cannot be written as JSON"),
+        ({"nums": [1, 2], "target": Decimal(3)}, "of 'target' and 'numbers', cannot be written as JSON"),
+        ({"answer": "5", "extra_info": "hello"}, "column 'extra_info' is an object in verl's rows, got 'hello'"),
+    ],
+)
+def test_what_verl_s_rows_cannot_hold_is_named(columns: dict[str, Any], why: str) -> None:
+    with pytest.raises(DataError, match=f"prompt 'a': .*{why}"):
+        verl.to_rows([Prompt("a", text="q", columns=columns)], split="train", data_source="x")
+
+
+def test_a_row_without_numbers_is_none_of_countdown() -> None:
+    prompt = Prompt("a", text="q", columns={"answer": "5", "nums": None, "target": 3})
+    (row,) = verl.to_rows([prompt], split="train", data_source="x")
+    assert row["reward_model"]["ground_truth"] == "5"
 
 
 def test_convert_problems(tmp_path: Path) -> None:

@@ -77,6 +77,10 @@ def _to_row(prompt: Prompt, index: int, split: str, data_source: str, ability: s
     columns = dict(prompt.columns)
     source, truth = _ground_truth(prompt, gold_column)
     old_extra = columns.pop("extra_info", None) or {}
+    if not isinstance(old_extra, Mapping):
+        raise DataError(
+            f"prompt {prompt.uid!r}: column 'extra_info' is an object in verl's rows, got {show(old_extra)}; rename it"
+        )
     columns.pop(source, None)  # it is in reward_model now; a copy could mix types, which Arrow refuses
     own = {name: columns.pop(name, None) for name in ("data_source", "ability", "agent_name")}
     note = _note(prompt, source)
@@ -166,7 +170,7 @@ def _ground_truth(prompt: Prompt, gold_column: str) -> tuple[str, str]:
     """Returns (the gold answer's column, "" if it is made of several; the gold answer as a string)."""
     columns = prompt.columns
     if not gold_column and (combined := _combined_truth(columns)):
-        return "", combined
+        return "", _as_text(prompt, combined, combined)
     names = (gold_column,) if gold_column else GOLD_COLUMNS
     # NaN is what an empty cell of a table of numbers becomes, and no answer.
     name = next((name for name in names if not _is_empty(columns.get(name))), None)
@@ -175,19 +179,29 @@ def _ground_truth(prompt: Prompt, gold_column: str) -> tuple[str, str]:
             f"prompt {prompt.uid!r}: has no gold answer; looked for {', '.join(names)}, "
             f"the columns are {', '.join(columns) or 'none'}; name the right one with --gold-column"
         )
-    gold = columns[name]
-    return name, gold if isinstance(gold, str) else json.dumps(gold, ensure_ascii=False)
+    return name, _as_text(prompt, {name: columns[name]}, columns[name])
 
 
 def _is_empty(value: Any) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
-def _combined_truth(columns: Mapping[str, Any]) -> str:
-    """The gold of tasks that need several columns to grade (countdown, programs) as JSON; empty for others."""
-    if "nums" in columns and "target" in columns:
-        return json.dumps({"target": columns["target"], "numbers": list(columns["nums"])})
+def _as_text(prompt: Prompt, columns: Mapping[str, Any], gold: Any) -> str:
+    """A gold as text: others than texts as JSON. Raises DataError, which names its columns, for what has none."""
+    try:
+        return gold if isinstance(gold, str) else json.dumps(gold, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"prompt {prompt.uid!r}: the gold answer, of {' and '.join(map(repr, columns))}, cannot be written as "
+            f"JSON: {error}; write it as text"
+        ) from None
+
+
+def _combined_truth(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """The gold of tasks that need several columns to grade (countdown, programs); empty for others."""
+    nums, target = columns.get("nums"), columns.get("target")
+    if isinstance(nums, (list, tuple)) and target is not None:
+        return {"target": target, "numbers": list(nums)}
     if columns.get("asserts") and "entry_point" in columns:
-        tests = {name: columns.get(name) for name in ("entry_point", "asserts", "setup")}
-        return json.dumps(tests, ensure_ascii=False)
-    return ""
+        return {name: columns.get(name) for name in ("entry_point", "asserts", "setup")}
+    return {}
