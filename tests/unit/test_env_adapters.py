@@ -178,6 +178,7 @@ def test_what_has_no_text_is_refused_by_name():
     assert "observations are Box(" in refused("gym:CartPole-v1", actions=["left", "right"])
     assert "gym:FrozenLake-v1 has 4 actions; give 4 words" in refused("gym:FrozenLake-v1")
     assert "needs 4 different words" in refused("gym:FrozenLake-v1", actions=["a", "b", "c", "C"])
+    assert "got 'left', accepts a list of 4 words" in refused("gym:FrozenLake-v1", actions="left")  # no four letters
     assert "gym:FrozenLakes-v1" in refused("gym:FrozenLakes-v1")
 
 

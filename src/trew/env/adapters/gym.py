@@ -56,6 +56,9 @@ def _words(gymnasium: Any, space: Any, which: str, args: Mapping[str, Any]) -> t
         raise ConfigError(f"environment.name: {which} are {space}, accepts Text and Discrete; wrap the environment")
     if given is None:
         return None
+    # A text would be a list of its letters.
+    if not isinstance(given, (list, tuple)):
+        raise ConfigError(f"environment.args.{which}: got {given!r}, accepts a list of {int(space.n)} words")
     words = tuple(map(str, given))
     if len(words) != int(space.n) or len({word.lower() for word in words}) != len(words):
         raise ConfigError(f"environment.args.{which}: got {list(words)}, needs {int(space.n)} different words")
