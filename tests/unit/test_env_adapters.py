@@ -278,6 +278,19 @@ def test_a_server_that_is_not_there_is_named(server):
     assert "takes observation and reset" in refused("openenv:http://host:1", level=1)
 
 
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        ({"reset": {"seed": 3}}, "accepts a table of fields whose seed follows from the run's"),
+        ({"reset": "level"}, "environment.args.reset: got 'level', accepts a table"),
+        ({"observation": ["text"]}, "environment.args.observation: got ['text'], accepts the name of a field"),
+    ],
+)
+def test_arguments_for_a_server_are_checked_before_an_episode(server, args, why):
+    server(properties={"move": {"type": "string"}}, required=["move"])
+    assert why in refused("openenv:http://host:1", **args)
+
+
 def test_a_server_without_schema_is_named():
     with pytest.raises(ConfigError, match=r"http://127\.0\.0\.1:9/schema does not say what actions"):
         openenv._schema("http://127.0.0.1:9")

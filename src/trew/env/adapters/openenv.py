@@ -26,6 +26,12 @@ def adapt(name: str, args: Mapping[str, Any]) -> tuple[Callable[[], Environment]
     """Asks the server what actions it takes. Raises ConfigError."""
     if unknown := sorted(args.keys() - {"observation", "reset"}):
         raise ConfigError(f"environment.args.{unknown[0]}: openenv takes observation and reset")
+    observation, reset = args.get("observation"), args.get("reset", {})
+    if not (observation is None or isinstance(observation, str)):
+        raise ConfigError(f"environment.args.observation: got {observation!r}, accepts the name of a field")
+    if not isinstance(reset, Mapping) or "seed" in reset:
+        why = "whose seed follows from the run's" if isinstance(reset, Mapping) else "for the server's reset"
+        raise ConfigError(f"environment.args.reset: got {reset!r}, accepts a table of fields {why}")
     if not name.startswith(("http://", "https://")):
         raise ConfigError(f"environment.name: got 'openenv:{name}', accepts openenv:http://HOST:PORT")
     try:
@@ -33,7 +39,6 @@ def adapt(name: str, args: Mapping[str, Any]) -> tuple[Callable[[], Environment]
     except ImportError as error:
         raise ConfigError(f"environment.name: openenv:{name} needs openenv ({error}): {install_extra(EXTRA)}") from None
     field = _text_field(_schema(name))
-    observation, reset = args.get("observation"), dict(args.get("reset", {}))
     return lambda: OpenenvEnvironment(
         GenericEnvClient(base_url=name).sync(), action=field, observation=observation, reset=reset
     ), {}  # fmt: skip
