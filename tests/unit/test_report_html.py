@@ -75,6 +75,19 @@ def test_several_runs_share_their_charts_and_keep_their_names(tmp_path):
     assert "y/same" in two
 
 
+@pytest.mark.parametrize(("name", "text"), [("rounds.jsonl", '{"round": 0}\n'), ("config.toml", "[iterate]\n")])
+def test_the_page_of_rounds_is_not_replaced(tmp_path, name, text):
+    """It cannot be made again but by the training."""
+    folder, page = tmp_path / "rounds", tmp_path / "rounds" / "report.html"
+    folder.mkdir()
+    there = {"config.toml": "model = 'm'\n", "summary.json": "{}", "report.html": "rounds"}
+    for file, content in {**there, name: text}.items():
+        (folder / file).write_text(content)
+    with pytest.raises(DataError, match=r"is a run of trew iterate.*such as .*rounds/round-01/policy"):
+        write_report([folder])
+    assert page.read_text() == "rounds"
+
+
 def test_runs_of_a_study_are_told_apart_by_the_folders_above_their_seeds(tmp_path):
     folders = [tmp_path / name / "0.001" for name in ("grpo", "dapo")]
     for folder in folders:

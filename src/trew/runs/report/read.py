@@ -95,13 +95,19 @@ def load_run(folder: str | Path) -> RunData:
         raise DataError(f"{folder}: is not a run folder: it has no metrics.jsonl, summary.json or config.toml{hint}")
     notes: list[str] = []
     config_text = _read(folder, "config.toml", notes)
+    config = _parse(config_text, "config.toml", tomllib.loads, notes)
+    if "iterate" in config or safe_files.exists(folder, "rounds.jsonl"):
+        raise DataError(
+            f"{folder}: is a run of trew iterate, whose own report.html is about its rounds; name the training of a "
+            f"round, such as {folder / 'round-01' / 'policy'}"
+        )
     metrics = _read(folder, "metrics.jsonl", notes, most=safe_files.METRICS_BYTES)
     summary = _read(folder, "summary.json", notes) if safe_files.exists(folder, "summary.json") else ""
     return RunData(
         folder=folder,
         name=folder.resolve().name,
         config_text=config_text,
-        config=_parse(config_text, "config.toml", tomllib.loads, notes),
+        config=config,
         rows=_rows(metrics, notes),
         summary=_plain(_parse(summary, "summary.json", json.loads, notes)),
         notes=tuple(notes),
