@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from trew.iterate import rounds
+from trew.errors import ConfigError
+from trew.iterate import load_recipe, rounds
 
 
 def test_a_resumed_round_counts_the_seconds_of_all_its_sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -38,3 +40,27 @@ def test_a_resumed_round_counts_the_seconds_of_all_its_sessions(tmp_path: Path, 
     assert row["seconds"] == 30.0
     assert [path.name for path in (tmp_path / "round-00").iterdir()] == ["round.json"]
     assert rounds.one_round(made, 0) == row == json.loads((tmp_path / "round-00" / "round.json").read_text())
+
+
+def test_rounds_do_not_go_on_with_other_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Each round is a training of its own, so that none of them would notice."""
+    said: list[str] = []
+    display: Any = SimpleNamespace(line=said.append)
+    (tmp_path / "r.toml").write_text("model = 'm'\n[data]\ntask = 'arithmetic'\n[iterate]\nrounds = 1\n")
+    recipe = load_recipe(tmp_path / "r.toml", out=tmp_path / "run")
+    monkeypatch.setattr(rounds, "check", lambda *_, **__: (recipe.rounds.verifier, "arithmetic"))
+    monkeypatch.setattr(rounds, "one_round", lambda *_: {"round": 1})
+    for name in ("write_page", "summarize", "table"):
+        monkeypatch.setattr(rounds, name, lambda *_, **__: {})
+    rounds.iterate(recipe, display=display)
+    before = (tmp_path / "run" / "config.toml").read_bytes()
+    rounds.iterate(recipe, resume=True, display=display)
+    assert not said
+    other = dataclasses.replace(recipe, policy=dataclasses.replace(recipe.policy, threads=1))
+    monkeypatch.setattr(rounds, "dataset", lambda _: SimpleNamespace(fingerprint="other"))
+    with pytest.raises(ConfigError, match=r"data changed since the rounds began \(fingerprint \w{64}, now other\)"):
+        rounds.iterate(other, resume=True, display=display)
+    assert (tmp_path / "run" / "config.toml").read_bytes() == before
+    rounds.iterate(recipe, resume=True, allow_changes=True, display=display)
+    assert "the data changed" in said[-1]
+    rounds.iterate(recipe, overwrite=True, display=display)

@@ -9,7 +9,7 @@ Every later round
 
 The verifier runs next to the learned reward with weight 0: it measures, and never affects the policy.
 
-    out/config.toml  rounds.jsonl  summary.json  report.html
+    out/config.toml  data.json  rounds.jsonl  summary.json  report.html
         round-01/policy/  fresh/rollouts/  pairs.jsonl  held.jsonl  training.jsonl  reward/
 """
 
@@ -50,13 +50,15 @@ from ..runs.files import storage, write_atomic
 from ..runs.rollouts import write_rollouts
 from ..training import planning
 from ..training.changes import check_changes
+from ..training.episodes import dataset
 from ..training.start import train
 from ..types import Prompt, ScoredGroup
 from ..utils.console import Display
+from . import same_data
 from .page import write_page
 from .settings import REWARD, Recipe, dumps
 
-LAYOUT = Layout(rows="rounds.jsonl", files=("events.log",), folders=("round-*",))
+LAYOUT = Layout(rows="rounds.jsonl", files=("events.log", same_data.FILE), folders=("round-*",))
 
 FREE_IN_ROUNDS = (*FREE, "iterate.rounds", "iterate.learner.microbatch_tokens")
 """Settings that may change between resumes. A round's number of steps is not among them, because it determines where
@@ -148,6 +150,8 @@ def iterate(
             _refuse_fewer(folder.folder, recipe.rounds.rounds)
             for change in check_changes(folder.folder, dumps(recipe), free=FREE_IN_ROUNDS, allow=allow_changes):
                 display.line(f"note: {change}")
+        for change in same_data.check(folder, dataset(recipe.policy).fingerprint, allow=allow_changes):
+            display.line(f"note: {change}")
         folder.write_config(dumps(recipe))
         rounds = Rounds(recipe, verifier, name, folder.folder, display, resume, allow_changes)
         rows = []
