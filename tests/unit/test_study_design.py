@@ -42,6 +42,16 @@ def test_what_is_wrong_with_a_design_is_named(tmp_path, changes, message):
     assert message in str(caught.value)
 
 
+def test_a_date_is_named_before_a_record_of_the_study_would_have_to_hold_it(tmp_path):
+    design = write(tmp_path, 'model = "lm"\n[data.args]\nsince = 2020-01-01\n')
+    with pytest.raises(ConfigError, match=r"data\.args\.since: got datetime\.date\(2020, 1, 1\), accepts texts"):
+        load(design)
+    design = write(tmp_path)
+    design.write_text(design.read_text().replace('"learner.inner_updates" = 2', '"data.args.since" = 2020-01-01'))
+    with pytest.raises(ConfigError, match=r"regimes\.off: data\.args\.since: got datetime"):
+        load(design)
+
+
 def test_a_missing_design_and_a_missing_recipe_are_named(tmp_path):
     with pytest.raises(ConfigError, match="cannot be read"):
         load(tmp_path / "none.toml")

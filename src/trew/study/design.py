@@ -175,6 +175,8 @@ def load(path: Path) -> Study:
     # Where the base recipe writes its own runs is no part of the design.
     recipe.pop("out", None)
     settings = flatten(recipe)
+    if dates := [*_dates(settings)]:
+        raise ConfigError([f"{base}: {problem}" for problem in dates])
     if unfit := [key for key in ("rollout.replay", "track.to") if settings.get(key)]:
         raise ConfigError(f"{base}: sets {', '.join(unfit)}, which runs of a study cannot have; remove it there")
     return Study(
@@ -286,7 +288,16 @@ def _own_problems(where: str, overrides: Overrides, table: Mapping[str, Any]) ->
     found += [
         f"{where}: sets {key}, which [tune] varies; remove it from one of them" for key in overrides if key in tuned
     ]
-    return found
+    return found + [f"{where}: {problem}" for problem in _dates(overrides)]
+
+
+def _dates(settings: Overrides) -> Iterator[str]:
+    """A problem for each value that no setting takes and that a record of the study could not hold."""
+    for key, value in settings.items():
+        try:
+            toml_value(value)
+        except TypeError:
+            yield f"{key}: got {value!r:.100}, accepts texts, numbers, true, false, and lists and tables of them"
 
 
 def _tune_problems(table: Mapping[str, Any]) -> list[str]:
