@@ -14,6 +14,7 @@ from trew.config import Config, DataConfig, RewardConfig, dumps, load, parse
 from trew.data.episodes import numbered_episodes
 from trew.errors import ConfigError
 from trew.rollout.episodes import environment_seed
+from trew.training.continuing import continued
 
 
 def problems(table: dict) -> list[str]:
@@ -291,3 +292,19 @@ def test_a_model_card_says_that_the_recipe_names_files_of_the_author(own):
     """Of tools in files it did not."""
     config = parse({"model": "m", "data": {"task": "gsm8k", "train": "x"}, "environment": own})
     assert any("functions in files of the author's" in text for text in _reproduced(config, 1)) == bool(own)
+
+
+def test_files_of_a_recipe_are_no_edits_where_the_run_has_their_absolute_paths(tmp_path):
+    """Every resume of a run with an environment of the user's told of two edits that nobody had made."""
+    (tmp_path / "e.py").touch()
+    recipe = tmp_path / "r.toml"
+    text = """model = "m"\nsteps = 3\n[environment]\nname = "trl:e.py:Game"\ntools = ["e.py:look", "calculator"]
+        [[rewards]]\nname = "e.py:f"\n"""
+    recipe.write_text(text)
+    own = tomllib.loads(dumps(load(recipe)))
+    assert str(tmp_path) in own["environment"]["name"]
+    assert continued(recipe, own, [], out=None)[1] == []
+    recipe.write_text(text.replace("e.py:look", "e.py:see").replace("e.py:f", "e.py:g"))
+    assert [line.partition(":")[0] for line in continued(recipe, own, [], out=None)[1]] == [
+        "environment.tools", "rewards.0.name"
+    ]  # fmt: skip

@@ -174,12 +174,13 @@ def _anchored(config: Config, base: Path | None) -> Config:
     rewards = tuple(dataclasses.replace(reward, name=_anchor(reward.name, base)) for reward in config.rewards)
     own = config.environment
     tools = tuple(_anchor(tool, base) for tool in own.tools)
-    environment = dataclasses.replace(own, name=_anchor_environment(own.name, base), tools=tools)
+    environment = dataclasses.replace(own, name=anchored(own.name, base), tools=tools)
     return dataclasses.replace(config, rewards=rewards, environment=environment)
 
 
-def _anchor_environment(name: str, base: Path | None) -> str:
-    """As :func:`_anchor`; a package's name may stand in front of the file, as in ``trl:file.py:Class``."""
+def anchored(name: str, base: Path | None) -> str:
+    """The name of a function in a file as a configuration has it, with an absolute path; other names as they are. A
+    package's name may stand in front of the file, as in ``trl:file.py:Class``."""
     kind, colon, rest = name.partition(":")
     if colon and kind.isidentifier() and rest.rpartition(":")[0].endswith(".py"):
         return f"{kind}:{_anchor(rest, base)}"

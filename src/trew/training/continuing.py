@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import Config, apply_overrides, parse, read_table
+from ..config.recipe import anchored
 from ..errors import ConfigError
 from ..runs.layout import has_run
 from ..utils.secrets import MASK
@@ -76,8 +77,12 @@ def _edited(recipe: Path, own: Mapping[str, Any], overrides: Sequence[str]) -> I
 
 
 def _same_file(key: str, value: Any, mine: Any, base: Path) -> bool:
-    """Whether a reward's path in the recipe is the one that the run has stored, where relative paths are absolute."""
-    if not (key.startswith("rewards.") and isinstance(value, str) and isinstance(mine, str)):
+    """Whether the files of users' code in the recipe are those that the run has stored, where relative paths are
+    absolute."""
+    if not key.startswith(("rewards.", "environment.")):
         return False
-    file, _, function = value.rpartition(":")
-    return any(f"{place.resolve()}:{function}" == mine for place in (base / file, Path(file)))
+    if isinstance(value, list) and isinstance(mine, list):  # environment.tools
+        same = (one == other or _same_file(key, one, other, base) for one, other in zip(value, mine, strict=False))
+        return len(value) == len(mine) and all(same)
+    # From the recipe's folder, or from the working directory: a file may have come to lie there since.
+    return isinstance(value, str) and mine in (anchored(value, base), anchored(value, None))
