@@ -255,6 +255,17 @@ def test_without_the_package_the_message_says_what_to_install(monkeypatch: pytes
         load("owner/name")
 
 
+def test_a_path_may_begin_with_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of a model may."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write_rows(tmp_path / "d" / "train.jsonl", rows("train", 5))
+    write_rows(tmp_path / "d" / "test.jsonl", rows("test", 3))
+    for source in ("~/d", "~/d/train.jsonl"):
+        data = load(source)
+        assert (len(data.train), texts(data.eval)[0]) == (5, "test question 0")
+    assert len(load("~/d/train.jsonl", eval="~/d/train.jsonl").eval) == 3
+
+
 def test_an_existing_path_wins_over_a_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "datasets", None)

@@ -6,6 +6,7 @@ A path on disk takes precedence over a hub id of the same name. A folder holds `
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -30,7 +31,7 @@ def read_train(source: str) -> Split:
 
 def read_rollouts(source: str) -> Split:
     """Reads completions: a file of them, or all of a run's folder."""
-    folder = Path(source) / "rollouts"
+    folder = _path(source) / "rollouts"
     files = sorted(folder.glob("[0-9]*.parquet")) if folder.is_dir() else []
     return _files(source, files) if files else _read(source, ("train",))
 
@@ -42,7 +43,7 @@ def read_eval(source: str) -> Split:
 
 def read_eval_split_of(source: str) -> Split | None:
     """Reads the test (or validation) split that belongs to a training source; None if there is none."""
-    path = Path(source)
+    path = _path(source)
     # A file named train.* announces a folder of splits: test.* may lie beside it.
     if path.is_dir() or (path.is_file() and _split_of(path) == "train"):
         folder = path if path.is_dir() else path.parent
@@ -56,12 +57,16 @@ def read_eval_split_of(source: str) -> Split | None:
     return hub.read_split(parsed, name) if name else None
 
 
+def _path(source: str) -> Path:
+    return Path(os.path.expanduser(source))
+
+
 def _among(wanted: Sequence[str], names: Sequence[str]) -> Iterator[str]:
     return (name for name in wanted if name in names)
 
 
 def _read(source: str, wanted: Sequence[str]) -> Split:
-    path = Path(source)
+    path = _path(source)
     if path.is_dir():
         split = _first_of(path, wanted)
         if split is None:
