@@ -46,6 +46,16 @@ def test_a_new_folder_is_private_and_complete(tmp_path):
     assert event.endswith("hello there [31m")
 
 
+@pytest.mark.parametrize("name", ["~/first", "~"])
+def test_a_folder_is_not_made_by_the_name_of_the_home_folder(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/ada")
+    (line,) = problems(name)
+    assert line == f"out: got {name!r}, in which ~ is not expanded; write {name.replace('~', '/home/ada')!r}"
+    assert problems("~nobody-of-this-name") == []
+    assert [*tmp_path.iterdir()] == []
+
+
 def test_numbers_that_are_not_finite_stay_readable_json(tmp_path):
     with RunFolder.open(tmp_path / "r") as run:
         run.log({"step": 1, "loss": math.nan, "kl": -math.inf, "lr": 0.5})

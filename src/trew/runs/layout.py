@@ -51,6 +51,9 @@ def problems(
         return [*found, f"out: got {os.fspath(folder)!r}, which is not UTF-8 text; choose another name"]
     if not os.fspath(folder):
         return [*found, "out: got '', accepts the folder that the run writes to, for example 'runs/first'"]
+    # Nobody means a folder called ~ in the working directory, and whoever removes it may remove more.
+    if (home := os.path.expanduser(folder)) != os.fspath(folder):
+        return [*found, f"out: got {os.fspath(folder)!r}, in which ~ is not expanded; write {home!r}"]
     folder = Path(folder)
     if folder.is_symlink() and not folder.exists():
         there = folder.resolve()
