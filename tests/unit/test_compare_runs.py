@@ -282,6 +282,12 @@ def test_small_numbers_of_a_column_are_not_rounded_to_nothing(tmp_path):
     assert "+0.0002 [" in said
 
 
+def test_a_small_p_value_is_not_rounded_to_none(tmp_path):
+    result = compare_runs(study(tmp_path, {"a": (LOW * 2, SLOW), "b": (HIGH * 2, FAST)}), Choices())
+    assert to_json(result)["comparisons"][0]["p_value"] < 0.0005
+    assert " < 0.001 " in describe(result)
+
+
 def test_presets_with_other_defaults_are_told(tmp_path):
     folders = study(
         tmp_path, {"a": (LOW, {}), "b": (HIGH, {"objective": {"preset": "dapo"}})}

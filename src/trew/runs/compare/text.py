@@ -62,11 +62,15 @@ def group_rows(result: ComparedRuns) -> list[list[str]]:
 def versus_rows(result: ComparedRuns) -> list[list[str]]:
     return [
         [
-            v.name, _interval(v.difference, result, sign="+"), f"{v.p_value:.3f}", _interval(v.improvement, result),
+            v.name, _interval(v.difference, result, sign="+"), _p(v.p_value), _interval(v.improvement, result),
             "none" if v.detectable is None else _value(v.detectable, result), v.verdict,
         ]
         for v in result.comparison.versus
     ]  # fmt: skip
+
+
+def _p(value: float) -> str:
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"  # 0.000 would say that there is no doubt
 
 
 def seeds_of(result: ComparedRuns) -> str:
