@@ -135,6 +135,20 @@ def test_held_out_prompts_do_not_stay_in_training_under_another_row(tmp_path: Pa
     assert "6 of 12 training prompts are repeats of others" in data.notes
 
 
+def test_a_countdown_with_its_numbers_in_another_order_is_the_same_problem(tmp_path: Path) -> None:
+    write_rows(tmp_path / "train.jsonl", [{"nums": [3, 2, 1], "target": 6}, {"nums": [1, 2, 3], "target": 7}])
+    write_rows(tmp_path / "test.jsonl", [{"nums": [1, 3, 2], "target": 6}])
+    assert any(
+        "1 of 1 evaluation prompts are in the training" in note for note in load(tmp_path, task="countdown").notes
+    )
+    rows = [{"nums": nums, "target": t} for t in range(6, 14) for nums in ([1, 2, 30], [30, 1, 2], [2, 30, 1])]
+    write_rows(tmp_path / "rows.jsonl", rows)
+    data = load(tmp_path / "rows.jsonl", task="countdown")
+    held = {prompt.columns["target"] for prompt in data.eval}
+    assert len(held) == 3
+    assert not held & {prompt.columns["target"] for prompt in data.train}
+
+
 def test_overlap_is_counted_ignoring_white_space(tmp_path: Path) -> None:
     write_rows(tmp_path / "train.jsonl", rows("q", 5))
     write_rows(tmp_path / "test.jsonl", [{"prompt": " q  question 1\n"}, {"prompt": "new"}, {"prompt": "q question 2"}])

@@ -14,10 +14,17 @@ from .draws import Permutation
 
 
 def content_key(prompt: Prompt) -> str:
-    """A key that ignores white space: equal for prompts that differ in nothing else."""
+    """A key that ignores white space, and the order of a countdown's numbers: equal for prompts that differ in nothing
+    else."""
     if prompt.text is not None:
-        return " ".join(prompt.text.split())
-    return "\x1f".join(f"{m['role']}: {' '.join(m['content'].split())}" for m in prompt.messages or ())
+        key = " ".join(prompt.text.split())
+    else:
+        key = "\x1f".join(f"{m['role']}: {' '.join(m['content'].split())}" for m in prompt.messages or ())
+    nums = prompt.columns.get("nums")
+    if isinstance(nums, list) and len(nums) > 1:
+        # As they are written in the prompt: with the same target, another order is the same problem.
+        key = key.replace(", ".join(map(str, nums)), ", ".join(sorted(map(str, nums))))
+    return key
 
 
 def hold_out(prompts: Sequence[Prompt], *, size: int, seed: int, source: str) -> tuple[list[Prompt], list[Prompt], str]:
