@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trew.cli.model_card import _reproduced, _shared, _source
-from trew.config import Config, DataConfig, RewardConfig, dumps, load, parse
+from trew.config import Config, DataConfig, RewardConfig, apply_overrides, dumps, load, parse
 from trew.data.episodes import numbered_episodes
 from trew.errors import ConfigError
 from trew.rollout.episodes import environment_seed
@@ -308,3 +308,10 @@ def test_files_of_a_recipe_are_no_edits_where_the_run_has_their_absolute_paths(t
     assert [line.partition(":")[0] for line in continued(recipe, own, [], out=None)[1]] == [
         "environment.tools", "rewards.0.name"
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["3\nx = 4", "3\n[x]\ny = 4", '"a"\nb = "c"'])
+def test_a_value_of_several_lines_is_a_text_and_loses_none_of_them(text):
+    table: dict[str, object] = {}
+    apply_overrides(table, [f"data.args.system={text}", "rollout.stop=[\n  'a',\n]"])
+    assert table == {"data": {"args": {"system": text}}, "rollout": {"stop": ["a"]}}

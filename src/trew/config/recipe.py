@@ -107,9 +107,11 @@ def _inner(table: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
 def _toml_value(raw: str) -> Any:
     try:
         # As the value of a key, so that numbers, lists and tables are read as TOML; a path or a name is not TOML.
-        return tomllib.loads(f"v = {raw}")["v"]
+        found = tomllib.loads(f"v = {raw}")
     except (ValueError, RecursionError):
         return raw
+    # A text of several lines may be TOML as a whole, of which its first line alone would be the value.
+    return found["v"] if len(found) == 1 else raw
 
 
 def parse(table: Mapping[str, Any], *, base: Path | None = None) -> Config:
