@@ -263,6 +263,17 @@ def test_hub_failures_become_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_a_row_that_cannot_be_decoded_is_one_line_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def undecoded() -> Any:
+        yield {"prompt": "a"}
+        raise ImportError("To support decoding images, please install 'Pillow'.")
+
+    hub = SimpleNamespace(load_dataset=lambda *_, **__: undecoded(), get_dataset_split_names=lambda *_: ["train"])
+    monkeypatch.setitem(sys.modules, "datasets", hub)
+    with pytest.raises(DataError, match="owner/name: cannot be read from the hub: To support decoding images"):
+        load("owner/name")
+
+
 def test_without_the_package_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(DataError, match=r"pip install 'datasets>="):

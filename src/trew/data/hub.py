@@ -56,8 +56,11 @@ def read_split(hub: HubId, split: str) -> Split:
     names = split_names(hub)
     if split not in names:
         raise DataError(f"{hub.path}: has no split {split!r}{nearest(split, names)}; it has {', '.join(names)}")
-    table = _ask(hub, lambda: datasets.load_dataset(hub.path, hub.config or None, split=split))
-    rows = [Row(f"{hub.path} {split} row {number}", dict(row)) for number, row in enumerate(table, start=1)]
+    # The rows too: images and sounds are decoded, by packages that may be missing, as each is looked at.
+    table = _ask(
+        hub, lambda: [dict(row) for row in datasets.load_dataset(hub.path, hub.config or None, split=split)]
+    )  # fmt: skip
+    rows = [Row(f"{hub.path} {split} row {number}", row) for number, row in enumerate(table, start=1)]
     return Split(f"{hub.path}:{hub.config}:{split}", split, rows)
 
 
