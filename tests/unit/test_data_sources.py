@@ -8,13 +8,16 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from trew.config import DataConfig
 from trew.data import Dataset, load_eval, load_task
 from trew.data.files import write_rows
 from trew.data.hub import HubId, parse_id
+from trew.data.split import fingerprint
 from trew.errors import DataError
+from trew.types import Prompt
 
 
 def rows(name: str, n: int) -> list[dict[str, Any]]:
@@ -163,6 +166,23 @@ def test_fingerprint_sees_any_change_of_a_column(tmp_path: Path) -> None:
         write_rows(path, [*rows("q", 10), {"prompt": "x", "gold": gold}])
         prints.add(load(path).fingerprint)
     assert len(prints) == 4
+
+
+def test_fingerprint_is_of_what_is_in_an_image_and_in_a_long_array() -> None:
+    class Image:
+        def __init__(self, content: bytes) -> None:
+            self.content = content
+
+        def tobytes(self) -> bytes:
+            return self.content
+
+    def of(value: Any) -> str:
+        return fingerprint([Prompt("a", text="?", columns={"given": value})])
+
+    assert of(Image(b"1")) == of(Image(b"1")) != of(Image(b"2"))
+    zeros, other = np.zeros(5000), np.zeros(5000)
+    other[2500] = 1
+    assert of(zeros) == of(zeros.copy()) != of(other)
 
 
 def test_evaluation_alone_gives_the_prompts_that_training_holds_out(tmp_path: Path) -> None:

@@ -94,5 +94,10 @@ def fingerprint(*parts: Iterable[Prompt]) -> str:
 
 
 def _plain(value: Any) -> str:
-    """Dates, decimals and bytes from parquet as text."""
-    return value.hex() if isinstance(value, bytes) else str(value)
+    """Dates, decimals and bytes from parquet as text; of images and arrays, a hash of what is in them: as text, an
+    image is its place in memory, and a long array only its ends."""
+    if isinstance(value, bytes):
+        return value.hex()
+    if getattr(value, "ndim", 1) and callable(content := getattr(value, "tobytes", None)):
+        return hashlib.sha256(content()).hexdigest()
+    return str(value)
