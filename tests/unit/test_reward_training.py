@@ -394,6 +394,7 @@ def test_values_that_cannot_work_are_named(name, value):
     [
         ("data.held_out", 0.3, {"data.eval": "held.jsonl"}, {"data.eval": "auto"}),
         ("data.pairs_per_prompt", 3, {"data.pairs": "p.jsonl"}, {"data.runs": ["run"]}),
+        ("epochs", 3, {"steps": 10}, {"steps": 0}),
     ],
 )
 def test_settings_that_would_do_nothing_are_refused(name, value, given, instead):

@@ -151,6 +151,8 @@ def problems(settings: RewardTraining) -> list[str]:
         )
     if s.data.reward and not s.data.runs:
         found.append(f"data.reward: got {s.data.reward!r}, but only data.runs have rewards; leave it out, or give runs")
+    if s.steps and s.epochs != RewardTraining(model="").epochs:
+        found.append(f"epochs: got {s.epochs}, but steps = {s.steps} counts in their place; leave out one of the two")
     return found + _without_effect(s.data)
 
 
