@@ -55,7 +55,7 @@ def _words(text: str) -> Words | None:
     lone = re.fullmatch(r"((?:[Oo]ption|[Cc]hoice)\s+)?\(?\s*([A-Za-z])\s*[).]?", inner)
     if lone and (lone[1] or "\\text" in text or "(" in text or ")" in text):
         return Words(lone[2].casefold())
-    if not re.fullmatch(r"[^\W\d_](?:[^\W\d_]|[\s'.\-!\"])*", inner) or len(inner) > 200:
+    if not re.fullmatch(r"[^\W\d_](?:[^\W\d_]|[\s'.!\"]|-(?=\s*[^\W\d_]))*", inner) or len(inner) > 200:
         return None
     letters = re.sub(r"[^\w]|_", "", inner.casefold())
     return Words(_SAME_WORDS.get(letters, letters))

@@ -21,6 +21,7 @@ _EVENT = re.compile(r"P\s*\([^()]*\)(?=\s*=)")
 _PRIMES = re.compile(r"(?:\s*')+|\\prime(?![A-Za-z])")
 _POWER_OF_TEN = re.compile(r"(\d)e(?=[+-]?\d)")
 _LETTERS = re.compile(r"[A-Z]{2,3}")
+_OPERATOR = re.compile(r"[-+*/^=<>|_]")
 _ANY_ORDER = frozenset({"{}", ",", "∨", "±"})
 
 
@@ -178,7 +179,7 @@ def _choices(a: Answer, g: Answer) -> bool | None:
         return left.letter == right.letter and _same(left.item, right.item)
     chosen, other = (left, g) if isinstance(left, Choice) else (right, a)
     assert isinstance(chosen, Choice)
-    letters = other.shape.text if isinstance(other.shape, Words) else other.plain
+    letters = _in_words(other)
     if len(letters) == 1 and letters.isalpha():
         return chosen.letter == letters
     return _same(chosen.item, other) if chosen is left else _same(other, chosen.item)
@@ -188,14 +189,21 @@ def _words(a: Answer, g: Answer) -> bool:
     left, right = _in_words(a), _in_words(g)
     if len(left) == 1 and _primes(a) != _primes(g):  # x' is a variable, and another than x
         return False
-    return bool(left) and left == right
+    return (bool(left) and left == right) or _squeezed(a) == _squeezed(g)
 
 
 def _in_words(one: Answer) -> str:
-    """Its letters and digits; an empty set is no solution."""
+    """Its letters and digits; an empty set is no solution, and x + y no word x.y."""
     if isinstance(one.shape, AnswerList) and not one.shape.items:
         return NOTHING
-    return one.shape.text if isinstance(one.shape, Words) else one.plain
+    if isinstance(one.shape, Words):
+        return one.shape.text
+    return "" if _OPERATOR.search(one.text) else one.plain
+
+
+def _squeezed(one: Answer) -> str:
+    r"""The text without type and spaces: A-B and \text{A-B} are one, although A - B alone is a formula."""
+    return re.sub(r"\\text|[\s{}]", "", one.text.casefold())
 
 
 def _primes(answer: Answer) -> int:
