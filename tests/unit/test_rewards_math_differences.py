@@ -32,3 +32,19 @@ def score(answer: str, gold: str) -> float | None:
 )
 def test_letters_in_a_text_that_is_no_formula_are_not_a_formula(answer: str, gold: str, right: bool) -> None:
     assert score(answer, gold) == right
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "right"),
+    [
+        ("P(A) = 1/2", "P(B) = 1/2", False),
+        ("E(X) = 2", "E(Y) = 2", False),
+        ("P(A) = 1/2, P(C) = 1/3", "P(A) = 1/2, P(B) = 1/3", False),
+        ("f(e) = e", "f(x) = x", False),
+        ("f(t) = 3", "f(x) = 3", True),
+        ("P(A) = 0.5", "P(A) = 1/2", True),
+        ("P(A) = 0.5", "1/2", True),
+    ],
+)
+def test_events_and_random_variables_are_no_letters_to_be_renamed(answer: str, gold: str, right: bool) -> None:
+    assert score(answer, gold) == right

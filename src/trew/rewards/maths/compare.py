@@ -16,7 +16,7 @@ from .tokens import NO_WORDS, tokenize
 from .units import Unit
 
 _RELATION = re.compile(r"\\(?:ne|le|ge)(?![A-Za-z])|[<>]")
-_APPLIED = re.compile(r"([A-Za-z]'?)\(([A-Za-z])\)")
+_APPLIED = re.compile(r"([A-Za-z]'?)\(([a-df-hj-z])\)")  # not P(A) and E(X), which are of this event or variable
 _EVENT = re.compile(r"P\s*\([^()]*\)(?=\s*=)")
 _PRIMES = re.compile(r"(?:\s*')+|\\prime(?![A-Za-z])")
 _POWER_OF_TEN = re.compile(r"(\d)e(?=[+-]?\d)")
