@@ -48,3 +48,22 @@ def test_letters_in_a_text_that_is_no_formula_are_not_a_formula(answer: str, gol
 )
 def test_events_and_random_variables_are_no_letters_to_be_renamed(answer: str, gold: str, right: bool) -> None:
     assert score(answer, gold) == right
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "right"),
+    [
+        (r"\alpha > 5", r"\beta > 5", False),
+        (r"\theta \in (0, 1)", r"\alpha \in (0, 1)", False),
+        (r"\theta \in (0, 1)", r"x \in (0, 1)", False),
+        ("x_{1} > 5", "y_{2} > 5", False),
+        ("x_1 > 5", "x_{1} > 5", True),
+        (r"\angle A = 30^\circ", r"\angle B = 30^\circ", False),
+        (r"\angle ABC = 30^\circ", r"\angle BAC = 30^\circ", False),
+        (r"m\angle A = 30^\circ", r"\angle BAC = 30^\circ", True),
+        (r"\alpha > 5", r"\alpha \ge 5", False),
+        (r"\text{area} \in (0, 1)", r"S \in (0, 1)", True),
+    ],
+)
+def test_symbols_and_angles_with_other_names_are_other_things(answer: str, gold: str, right: bool) -> None:
+    assert score(answer, gold) == right

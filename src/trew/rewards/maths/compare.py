@@ -21,6 +21,8 @@ _EVENT = re.compile(r"P\s*\([^()]*\)(?=\s*=)")
 _PRIMES = re.compile(r"(?:\s*')+|\\prime(?![A-Za-z])")
 _POWER_OF_TEN = re.compile(r"(\d)e(?=[+-]?\d)")
 _LETTERS = re.compile(r"[A-Z]{2,3}")
+_SYMBOL = re.compile(r"(?:[A-Za-z]|\\(?!angle|triangle|text)[A-Za-z]+)(?:_[A-Za-z0-9]+)?")
+_ANGLE = re.compile(r"m?\\angle(?:([A-Z0-9])|[A-Z]([A-Z])[A-Z])")  # with the letter of its vertex
 _OPERATOR = re.compile(r"[-+*/^=<>|_]")
 _ANY_ORDER = frozenset({"{}", ",", "∨", "±"})
 
@@ -145,7 +147,7 @@ def _named(a: Answer, g: Answer) -> bool | None:
 
 
 def _both_named(left: Named, right: Named) -> bool | None:
-    if left.name == right.name:
+    if _bare(left.name) == _bare(right.name):
         return _same(left.item, right.item)
     one, other = map(_APPLIED.fullmatch, (left.name, right.name))
     if one and other and one[1] == other[1]:  # f(n) = n + 1 is f(x) = x + 1
@@ -157,9 +159,23 @@ def _both_named(left: Named, right: Named) -> bool | None:
         return _proportional(left.equation, right.equation)
     if left.name.count("'") != right.name.count("'") and "\\text" not in left.name + right.name:  # f' is not f
         return False
+    if _differ(_bare(left.name), _bare(right.name)):
+        return False
     # A description (area = 5) may be worded in many ways; x and y are different things.
     described = left.name.strip("{}").startswith("\\text") or right.name.startswith("\\text") or len(left.name) > 3
     return _same(left.item, right.item) if described else False
+
+
+def _bare(name: str) -> str:
+    return re.sub("[{}]", "", name)
+
+
+def _differ(one: str, other: str) -> bool:
+    r"""Whether two names are of different things: two symbols, \alpha and \beta, or angles with their own vertices."""
+    left, right = _ANGLE.fullmatch(one), _ANGLE.fullmatch(other)
+    if left and right:
+        return (left[1] or left[2]) != (right[1] or right[2])
+    return bool(_SYMBOL.fullmatch(one) and _SYMBOL.fullmatch(other))
 
 
 def _renamed(item: Answer, old: str, new: str) -> Answer | None:
