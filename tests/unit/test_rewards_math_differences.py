@@ -67,3 +67,16 @@ def test_events_and_random_variables_are_no_letters_to_be_renamed(answer: str, g
 )
 def test_symbols_and_angles_with_other_names_are_other_things(answer: str, gold: str, right: bool) -> None:
     assert score(answer, gold) == right
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "right"),
+    [
+        (r"\text{girls} = 12, \text{number of boys} = 15", r"\text{boys} = 12, \text{girls} = 15", False),
+        (r"\text{girls} = 15, \text{number of boys} = 12", r"\text{boys} = 12, \text{girls} = 15", True),
+        (r"\text{Ann: } 5, \text{Tom Hill: } 7", r"\text{Tom: } 5, \text{Ann: } 7", False),
+        (r"\text{Ann: } 7, \text{Tom Hill: } 5", r"\text{Tom: } 5, \text{Ann: } 7", True),
+    ],
+)
+def test_a_name_that_both_sides_have_keeps_its_value(answer: str, gold: str, right: bool) -> None:
+    assert score(answer, gold) == right

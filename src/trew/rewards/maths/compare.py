@@ -327,6 +327,9 @@ def _two_groups(left: AnswerList, right: AnswerList) -> bool | None:
         described = [_described(group) for group in (left, right)]
         if described[0] and described[0].keys() == described[1].keys():
             return _in_order([described[0][name] for name in described[1]], [*described[1].values()])
+        # Of names that are worded in two ways on one side, those that both have still say whose value is whose.
+        if any(_same(described[0][name], described[1][name]) is False for name in described[0].keys() & described[1]):
+            return False
         if "{}" in ends:  # a set has its elements once, however often they are written
             return _any_order(_unlike(left.items), _unlike(right.items))
         return _any_order(left.items, right.items)
