@@ -80,3 +80,13 @@ def test_symbols_and_angles_with_other_names_are_other_things(answer: str, gold:
 )
 def test_a_name_that_both_sides_have_keeps_its_value(answer: str, gold: str, right: bool) -> None:
     assert score(answer, gold) == right
+
+
+def test_two_signs_of_plus_minus_in_one_formula_may_be_four_values_and_are_not_read() -> None:
+    gold = r"\pm\frac{1}{2} \pm \frac{\sqrt{3}}{2}i"
+    half = r"\frac{1}{2} + \frac{\sqrt{3}}{2}i, -\frac{1}{2} - \frac{\sqrt{3}}{2}i"
+    assert score(half, gold) is None  # a broken gold, which is told
+    assert score(gold, half) == 0
+    assert score(gold, gold) == 1
+    assert score(r"1 + \sqrt 2, -1 - \sqrt 2", r"\pm(1 + \sqrt 2)") == 1
+    assert score(r"1 - \sqrt 2, -1 + \sqrt 2", r"\pm 1 \mp \sqrt 2") == 1

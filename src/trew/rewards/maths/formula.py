@@ -24,6 +24,8 @@ def value(tokens: list[Token], *, sign: int = 1) -> Value:
     >>> algebra.rational(value(tokenize(r"1\frac{4}{5} - \frac 12 + 2^{-1}")))
     Fraction(9, 5)
     """
+    if sum(t.text == "\\pm" for t in tokens) > 1 and all(t.text != "\\mp" for t in tokens):
+        raise NotExact("several signs \\pm, which may mean two values or four")
     parser = _Parser(tokens, sign)
     found = parser.sum()
     if parser.at < len(tokens):
