@@ -90,3 +90,24 @@ def test_two_signs_of_plus_minus_in_one_formula_may_be_four_values_and_are_not_r
     assert score(gold, gold) == 1
     assert score(r"1 + \sqrt 2, -1 - \sqrt 2", r"\pm(1 + \sqrt 2)") == 1
     assert score(r"1 - \sqrt 2, -1 + \sqrt 2", r"\pm 1 \mp \sqrt 2") == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "right"),
+    [
+        (r"2\ln 2", r"\ln(2)^2", False),
+        (r"(\ln 2)^2", r"\ln(2)^2", True),
+        (r"\ln^2 2", r"\ln(2)^2", True),
+        (r"2\ln 2", r"\ln(2^2)", True),
+        ("6", r"\log_2(8)^2", False),
+        ("9", r"\log_2(8)^2", True),
+        (r"\sin(x^2)", r"\sin(x)^2", False),
+        (r"\sin^2 x", r"\sin(x)^2", True),
+        (r"\frac14", r"\sin(\pi/6)^2", True),
+        (r"\frac12", r"\sin(30)^\circ", True),
+        ("6", r"\log_2(8)(2)", True),
+        ("e", r"\exp(2)^{1/2}", True),
+    ],
+)
+def test_an_exponent_behind_a_bracket_is_that_of_the_function(answer: str, gold: str, right: bool) -> None:
+    assert score(answer, gold) == right

@@ -441,7 +441,8 @@ class _Parser:
     def argument(self) -> Value:
         """A bracket, or numbers, names and fractions side by side up to the next sign or function; with its angle."""
         if self.peek() in ("(", "[", "{", "|"):
-            total = self.factor() if self.peek() != "{" else self.group()
+            # \\ln(2)^2 is the square of \\ln 2, as math-verify reads it: what is behind the bracket is not its own.
+            total = self.factor() if self.peek() == "|" else self.primary(single=True)
             return algebra.multiply(total, self.unit()) if self.at_angle() else total
         sign = self.signs()
         total = self.factor()
