@@ -111,3 +111,22 @@ def test_two_signs_of_plus_minus_in_one_formula_may_be_four_values_and_are_not_r
 )
 def test_an_exponent_behind_a_bracket_is_that_of_the_function(answer: str, gold: str, right: bool) -> None:
     assert score(answer, gold) == right
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "right"),
+    [
+        ("15", "5!!", True),
+        ("48", "6!!", True),
+        ("720", "3!!", False),
+        ("720", "(3!)!", True),
+        ("3", "3!!", True),
+        ("1", "0!!", True),
+        ("5!!", "15", True),
+        ("5!!=15", "15", True),
+        ("48", "3!!!", False),
+        (r"\frac{6!}{6!!}", "5!!", True),
+    ],
+)
+def test_two_exclamation_marks_are_the_double_factorial(answer: str, gold: str, right: bool) -> None:
+    assert score(answer, gold) == right

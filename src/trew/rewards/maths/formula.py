@@ -156,7 +156,9 @@ class _Parser:
                 raise NotExact("a derivative")
             self.at += 1
             if token == "!":
-                base = _factorial(base)
+                double = self.peek() == "!"
+                self.at += double
+                base = _factorial(base, 1 + double)
             elif (length := self.ordinal()) > 0:
                 self.at += length
                 base = algebra.multiply(base, algebra.thing(("unit", "th")))
@@ -479,12 +481,13 @@ _STARTS = frozenset({"\\frac", "\\sqrt", "\\binom", "\\pi", "\\infty", "\\lfloor
 _OF_ANGLES = frozenset({"sin", "cos", "tan", "cot", "sec", "csc"})
 
 
-def _factorial(base: Value) -> Value:
+def _factorial(base: Value, step: int) -> Value:
+    """n!, or with a step of 2 the double factorial n!!, which is no factorial of a factorial: 5!! is 15."""
     n = algebra.rational(base)
     if n is None:
-        return algebra.function("factorial", base)
+        return algebra.function("factorial" if step == 1 else "double factorial", base)
     if n.denominator != 1 or n < 0:
         raise NotExact("a factorial of no whole number")
     if n > MAX_FACTORIAL:
         raise TooLarge("a very large factorial")
-    return algebra.number(math.factorial(int(n)))
+    return algebra.number(math.prod(range(int(n), 0, -step)))

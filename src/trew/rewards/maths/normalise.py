@@ -77,7 +77,7 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"\^\s*\{\s*\\circ\s*\}|(?:\^|(?<=\d))\s*\\circ(?![A-Za-z])|\\(?:text)?degrees?(?![A-Za-z])", r"\\degree "),
         (r"\\(?:leq|leqslant|le)(?![A-Za-z])|<=|=<", r"\\le "),
         (r"\\(?:geq|geqslant|ge)(?![A-Za-z])|>=", r"\\ge "),
-        (r"(?<![\w.])(\d+)!=", r"\1! ="),  # 5!=120 is about a factorial, as no number is said to differ from another
+        (r"(?<![\w.])(\d+!?)!=", r"\1! ="),  # 5!=120 is about a factorial, as no number is said to differ from another
         (r"\\(?:neq|ne|not\s*=)(?![A-Za-z])|!=|\\not=", r"\\ne "),
         (r"\\lt(?![A-Za-z])", "<"),
         (r"\\gt(?![A-Za-z])", ">"),
