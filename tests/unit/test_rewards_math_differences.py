@@ -130,3 +130,18 @@ def test_an_exponent_behind_a_bracket_is_that_of_the_function(answer: str, gold:
 )
 def test_two_exclamation_marks_are_the_double_factorial(answer: str, gold: str, right: bool) -> None:
     assert score(answer, gold) == right
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "right"),
+    [
+        (r"(1, \infty)", r"\{x \in \mathbb{Z} \mid x > 1\}", False),
+        (r"\{n \in \mathbb{Z}^+ : n \le 3\}", r"(-\infty, 3]", False),
+        (r"\{x \mid x > 1\}", r"\{x \in \mathbb{Z} : x > 1\}", False),
+        (r"\{x \in \mathbb{Z} : x > 1\}", r"\{x \in \mathbb{Z} \mid x > 1\}", True),
+        (r"\{x \in \mathbb{N} : x < 5\}", r"\{x \in \mathbb{Z} \mid x < 5\}", False),
+        (r"\{x \in \mathbb{R} : x > 1\}", r"(1, \infty)", True),
+    ],
+)
+def test_a_set_of_whole_numbers_is_no_interval(answer: str, gold: str, right: bool) -> None:
+    assert score(answer, gold) == right

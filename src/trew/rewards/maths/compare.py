@@ -21,6 +21,7 @@ _EVENT = re.compile(r"P\s*\([^()]*\)(?=\s*=)")
 _PRIMES = re.compile(r"(?:\s*')+|\\prime(?![A-Za-z])")
 _POWER_OF_TEN = re.compile(r"(\d)e(?=[+-]?\d)")
 _LETTERS = re.compile(r"[A-Z]{2,3}")
+_DOMAIN = re.compile(r"\\\{\s*[A-Za-z]\s*\\in\s*(\\[NZQC](?![A-Za-z])[^|:]{0,9}?)\s*[|:]")  # {x in Z | x > 1}
 _SYMBOL = re.compile(r"(?:[A-Za-z]|\\(?!angle|triangle|text)[A-Za-z]+)(?:_[A-Za-z0-9]+)?")
 _ANGLE = re.compile(r"m?\\angle(?:([A-Z0-9])|[A-Z]([A-Z])[A-Z])")  # with the letter of its vertex
 _OPERATOR = re.compile(r"[-+*/^=<>|_]")
@@ -36,6 +37,10 @@ def same(answer: Answer, gold: Answer) -> bool | None:
     # Equal texts are equal, also if neither can be read.
     if answer.text and answer.text == gold.text:
         return True
+    # Of {x in Z | x > 1} the condition alone is read, which is an interval.
+    domains = [_DOMAIN.findall(side.text) for side in (answer, gold)]
+    if domains[0] != domains[1]:
+        return False
     algebra.allowance()
     try:
         verdict = _same(answer, gold)
