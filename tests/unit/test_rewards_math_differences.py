@@ -145,3 +145,19 @@ def test_two_exclamation_marks_are_the_double_factorial(answer: str, gold: str, 
 )
 def test_a_set_of_whole_numbers_is_no_interval(answer: str, gold: str, right: bool) -> None:
     assert score(answer, gold) == right
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "right"),
+    [
+        ("2x10^x", r"2 \cdot 10^x", False),
+        ("3x10^{n}", r"3 \cdot 10^n", False),
+        ("1.5 x 10^{-3}", "0.0015", True),
+        ("1.5 x 10⁻³", "0.0015", True),
+        ("1.5x10^3", "1500", True),
+    ],
+)
+def test_an_x_before_a_power_of_ten_is_a_variable_where_the_exponent_has_one(
+    answer: str, gold: str, right: bool
+) -> None:
+    assert score(answer, gold) == right

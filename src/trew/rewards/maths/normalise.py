@@ -91,7 +91,7 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"\\(?:lvert|rvert|vert|mid)(?![A-Za-z])", "|"),
         # Operators and other signs.
         (r"\\(?:cdot|times|ast)(?![A-Za-z])", "*"),
-        (r"(?<=\d)\s*(?:\\text\{\s*[xX]\s*\}|[xX])\s*(?=10\s*\^)", "*"),  # 1.5 x 10^3
+        (r"(?<=\d)\s*(?:\\text\{\s*[xX]\s*\}|[xX])\s*(?=10\s*\^[\s{+-]*\d)", "*"),  # 1.5 x 10^3, not 2x10^x
         (r"\{:\}", ":"),
         (r"\{\}(?=\s*\\degree)", ""),
         (r"(?<![A-Za-z])U\.?S\.?\s*(?=\\\$|dollars?)", ""),
