@@ -30,6 +30,14 @@ _GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 # A factor behind a number: 5k, 3 million.
 _MULTIPLIER = re.compile(r"(?:k|\s?(hundred|thousand|million|billion|trillion))(?![A-Za-z])", re.IGNORECASE)
 _TIMES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+# What is in front of a number that is only a part of a value: \sqrt{72}, \log 8; and a sign in words.
+_APPLIED = re.compile(
+    r"(?:\\?\bsqrt(?:\[\d+\])?|\\(?:log|ln|lg|exp|sin|cos|tan|cot|sec|csc)(?:_\{?\d+\}?)?)\s*[{(]?\s*\Z"
+    r"|(?:\\pi|π)\s*/\s*\Z"
+)
+_PI = re.compile(r"\s?(?:\\?pi(?![A-Za-z])|π)")
+_PI_ALONE = re.compile(r"\\pi(?![A-Za-z])|π")
+_NEGATIVE = re.compile(r"(?<![\w-])negative\s+\Z", re.IGNORECASE)
 # An answer that only bounds its value: "< 5", "at least 5", "no more than 5".
 _BOUND = re.compile(
     r"^(?:[≤≥≠±]|[<>]=?\s*[\d$.])|\b(?:at least|at most|or more|or less|or fewer)\b"
@@ -189,11 +197,13 @@ def find_numbers(text: str) -> Iterator[Number]:
             start, chunk = start - 1, "." + chunk
         value = read_digits(chunk)
         # √2 and x_2 are not 2.
-        if _continues(text, end) or (start and text[start - 1] in "√_"):
+        before = text[max(0, start - 16) : start]
+        if _continues(text, end) or before[-1:] in ("√", "_") or _APPLIED.search(before):
             value = None
         if value is not None:
             value, end = _multiplied(text, value, end)
         negative, start = _sign(text, start)
+        negative = negative or _NEGATIVE.search(text, max(0, start - 12), start) is not None
         if start and text[start] in "+-" and text[start - 1] in "+-":  # --5
             value = None
         yield Number(-value if negative and value is not None else value, start, end)
@@ -267,6 +277,8 @@ def _states_no_value(text: str, plain: str) -> str:
     """Says why an answer with numbers in it states none of them as its value: it bounds or denies them."""
     if _BOUND.search(plain):
         return "a bound, not a number"
+    if _PI_ALONE.search(plain):  # \\pi/4 is not 4
+        return "not worked out to one number"
     # the whole text is looked at: in "x != 5" the denial is gone with the side before the last =
     if _UNEQUAL.search(text) or any(map(_denies, _WORD.findall(text.lower()))):
         return "a denial, not a number"
@@ -330,10 +342,12 @@ def _begins_with_point(text: str, start: int) -> bool:
 
 
 def _continues(text: str, end: int) -> bool:
-    """Whether what follows belongs to the number, so that the digits alone are not its value: 1_000, 7², 3½."""
+    """Whether what follows belongs to the number, so that the digits alone are not its value: 1_000, 7², 3½, 2π."""
     if end >= len(text):
         return False
-    return text[end] == "_" or unicodedata.category(text[end]) == "No"  # superscripts, ½
+    if text[end] == "_" or unicodedata.category(text[end]) == "No":  # superscripts, ½
+        return True
+    return _PI.match(text, end) is not None
 
 
 def _multiplied(text: str, value: Fraction, end: int) -> tuple[Fraction, int]:
