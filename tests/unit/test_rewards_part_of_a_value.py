@@ -29,3 +29,14 @@ def test_negative_before_a_number_is_its_sign() -> None:
     assert grade("#### negative $5", -5).score == 1
     assert grade("So it is Negative 5.", -5, mode="flexible").score == 1
     assert grade("#### a non-negative 5", 5).score == 1
+
+
+@pytest.mark.parametrize("text", ["x > 5", "x < 5", "x ≥ 5", "x >= $5", "5 < x", "5 ≤ n", r"x \le 5", r"5 \gt x"])
+def test_an_inequality_bounds_a_value_and_states_none(text: str) -> None:
+    assert parse_gold(text) is None
+    assert grade(f"#### {text}", 5).score == 0
+
+
+@pytest.mark.parametrize("text", ["<b>5</b>", "5<br>", '<span class="x">5</span>', "x -> 5", "x = 5"])
+def test_tags_and_arrows_are_no_inequalities(text: str) -> None:
+    assert grade(f"#### {text}", 5).score == 1

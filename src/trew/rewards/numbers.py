@@ -38,9 +38,12 @@ _APPLIED = re.compile(
 _PI = re.compile(r"\s?(?:\\?pi(?![A-Za-z])|π)")
 _PI_ALONE = re.compile(r"\\pi(?![A-Za-z])|π")
 _NEGATIVE = re.compile(r"(?<![\w-])negative\s+\Z", re.IGNORECASE)
-# An answer that only bounds its value: "< 5", "at least 5", "no more than 5".
+# An answer that only bounds its value: "< 5", "x > 5", "at least 5", "no more than 5".
 _BOUND = re.compile(
-    r"^(?:[≤≥≠±]|[<>]=?\s*[\d$.])|\b(?:at least|at most|or more|or less|or fewer)\b"
+    r"^(?:[≤≥≠±]|[<>]=?\s*[\d$.])|\\(?:[lg]eq?|[lg]t|[lg]eqslant)(?![A-Za-z])"
+    # x > 5 and 5 < x, but neither <b>5</b> nor 5<br>
+    r"|(?<![<\w/=\"'])[A-Za-z]\w*\s*(?:[<>]=?|[≤≥])\s*[-$]*[\d.]|\d\s*(?:[<>]=?|[≤≥])\s*[A-Za-z]\w*(?![\w>])"
+    r"|\b(?:at least|at most|or more|or less|or fewer)\b"
     r"|\b(?:more|less|fewer|greater|larger|smaller) than\b(?=[\s*\\$€£¥-]*[\d.])",
     re.IGNORECASE,
 )
@@ -275,7 +278,7 @@ def _stated(plain: str) -> str:
 
 def _states_no_value(text: str, plain: str) -> str:
     """Says why an answer with numbers in it states none of them as its value: it bounds or denies them."""
-    if _BOUND.search(plain):
+    if _BOUND.search(plain) or "<=" in text or ">=" in text:  # whose = would be taken for that of x = 5
         return "a bound, not a number"
     if _PI_ALONE.search(plain):  # \\pi/4 is not 4
         return "not worked out to one number"
