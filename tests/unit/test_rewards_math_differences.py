@@ -161,3 +161,19 @@ def test_an_x_before_a_power_of_ten_is_a_variable_where_the_exponent_has_one(
     answer: str, gold: str, right: bool
 ) -> None:
     assert score(answer, gold) == right
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "right"),
+    [
+        (r"A \text{ or } C", r"A \text{ and } C", False),
+        (r"A \text{ or } C", "A, C", False),
+        ("A or C", "A, C", False),
+        (r"C \text{ and } A", "A, C", True),
+        (r"A \text{ or } C", r"C \text{ or } A", True),
+        (r"2 \text{ or } 3", "2, 3", True),
+        (r"x \text{ or } y", "x, y", True),
+    ],
+)
+def test_one_option_or_another_is_not_both(answer: str, gold: str, right: bool) -> None:
+    assert score(answer, gold) == right

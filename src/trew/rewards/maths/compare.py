@@ -326,8 +326,8 @@ def _two_groups(left: AnswerList, right: AnswerList) -> bool | None:
     if ends == {":"}:
         return _ratios(left, right)
     if ends <= _ANY_ORDER:
-        # x = 1 or y = 2 is either, x = 1 and y = 2 both.
-        if (left.ends == "∨") != (right.ends == "∨") and any(len(_names(group)) > 1 for group in (left, right)):
+        # x = 1 or y = 2 is either, x = 1 and y = 2 both; so are the options A or B, and A and B.
+        if (left.ends == "∨") != (right.ends == "∨") and any(map(_is_exact_choice, (left, right))):
             return False
         described = [_described(group) for group in (left, right)]
         if described[0] and described[0].keys() == described[1].keys():
@@ -341,6 +341,11 @@ def _two_groups(left: AnswerList, right: AnswerList) -> bool | None:
     if left.ends == right.ends or _is_bare_point(left, right):
         return _in_order(left.items, right.items)
     return False
+
+
+def _is_exact_choice(group: AnswerList) -> bool:
+    """Whether "or" says of the items something else than "and": of values of several names, and of options A and B."""
+    return len(_names(group)) > 1 or all(re.fullmatch("[A-Z]", item.text) for item in group.items)
 
 
 def _names(group: AnswerList) -> set[str]:
