@@ -22,6 +22,8 @@ _PRIMES = re.compile(r"(?:\s*')+|\\prime(?![A-Za-z])")
 _POWER_OF_TEN = re.compile(r"(\d)e(?=[+-]?\d)")
 _LETTERS = re.compile(r"[A-Z]{2,3}")
 _DOMAIN = re.compile(r"\\\{\s*[A-Za-z]\s*\\in\s*(\\[NZQC](?![A-Za-z])[^|:]{0,9}?)\s*[|:]")  # {x in Z | x > 1}
+_OF_SOMETHING = re.compile(r"[(|\[]|^\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
+_DESCRIBED = re.compile(r"\\text(?!\{[A-Za-z]{2,4}\}\()")  # in other words than \text{Var}(X)
 _SYMBOL = re.compile(r"(?:[A-Za-z]|\\(?!angle|triangle|text)[A-Za-z]+)(?:_[A-Za-z0-9]+)?")
 _ANGLE = re.compile(r"m?\\angle(?:([A-Z0-9])|[A-Z]([A-Z])[A-Z])")  # with the letter of its vertex
 _OPERATOR = re.compile(r"[-+*/^=<>|_]")
@@ -158,7 +160,7 @@ def _both_named(left: Named, right: Named) -> bool | None:
     if one and other and one[1] == other[1]:  # f(n) = n + 1 is f(x) = x + 1
         item = _renamed(left.item, one[2], other[2])
         return _same(item, right.item) if item is not None else False
-    if all(re.search(r"[(|\[]", name) and "\\text" not in name for name in (left.name, right.name)):
+    if all(_OF_SOMETHING.search(name) and not _DESCRIBED.search(name) for name in (left.name, right.name)):
         return False  # f(1) = 3 is not f(2) = 6, although the letters and numbers alone are one equation
     if left.equation is not None and right.equation is not None:
         return _proportional(left.equation, right.equation)

@@ -11,8 +11,11 @@ _INDEX = r"(?:[A-Za-z0-9]+|\\text\{[^{}]*\}|\\[A-Za-z]+|[A-Z]-[A-Z]+)"
 _SINGLE = rf"(?:[A-Za-z]|\\[A-Za-z]+)'?(?:_(?:\{{{_INDEX}\}}|[A-Za-z0-9]+|\\(?:max|min)))?"
 _ARGUMENT = rf"(?:{_SINGLE}|-?[0-9.]+)"
 _FUNCTION = rf"{_SINGLE}(?:\^(?:\{{-1\}}|-1)(?=\())?(?:\({_ARGUMENT}(?:,{_ARGUMENT})*\))?"
-# P(X = 1), E[X], the length |AB|, the area [ABC]
-_MEASURED = r"P\([^()]+\)|[ED]\[[A-Z]\]|\|[A-Z]{2}\||\[[A-Z]{3,4}\]"
+# P(X = 1), E[X], Var(X), the length |AB|, |S|, |z|, the vector's |{a}|, the area [ABC], \tan\theta
+_MEASURED = (
+    r"(?:P|\\text\{[A-Za-z]{2,4}\})\([^()]+\)|[ED]\[[A-Z]\]|\|(?:[A-Z]{1,2}|z|\{[A-Za-z]{1,2}\})\||\[[A-Z]{3,4}\]"
+    r"|\\(?:sin|cos|tan|cot|sec|csc)\(?\\(?!pi|frac|sqrt)[a-z]+\)?"
+)
 _NAME = re.compile(rf"{_FUNCTION}|\({_SINGLE}(?:,{_SINGLE})+\)|[A-Z]{{2,3}}|{_MEASURED}")
 _OF_NUMBER = re.compile(r"([^(^]*)(?:\^[^(]*)?\([^)]*[0-9][^)]*\)")  # f(2); but sin(2) is a value
 _NO_NAMES = ("\\pi", "\\infty", "\\sqrt", "\\frac", "e", "i")  # values, unless they name a function or a side of =

@@ -71,6 +71,7 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"\{\s*\\(?:rm|sf|tt|it|bf)(?![A-Za-z])", r"\\text{"),
         (r"\\text\{\s*(i|e|d[r-z]?|\\?pi)\s*\}", r" \1 "),  # upright letters are what they mean
         (r"\\mathbb\s*\{?\s*([RNZQC])\s*\}?", r"\\\1 "),
+        (r"\\mathbb\s*\{\s*([PE])\s*\}", r" \1 "),
         (r"\\(?:mathbf|boldsymbol|bm|mathit|mathcal|vec|mathop|ensuremath)\s*(?=\{)", ""),
         (r"\\(?:rm|bf|it|mathit|mathrm)(?![A-Za-z])", " "),
         # Degrees and relations.

@@ -1,0 +1,37 @@
+"""Values with a name in front: the name does not matter where it fits, and another one is another thing."""
+
+from __future__ import annotations
+
+import pytest
+
+from trew.rewards.maths.grade import grade
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "right"),
+    [
+        ("|z| = 5", "5", True),
+        ("|S| = 24", "24", True),
+        (r"|\vec{a}| = 5", "5", True),
+        (r"\left|\overrightarrow{AB}\right| = 5", "6", False),
+        (r"\tan\theta = 2", "2", True),
+        (r"\sin(\alpha) = \frac12", "1/2", True),
+        (r"\mathrm{Var}(X) = 5", "5", True),
+        (r"\text{lcm}(4, 6) = 12", "12", True),
+        (r"\mathbb{P}(A) = \frac12", "0.5", True),
+        (r"\mathbb{E}[X] = 5", "5", True),
+        ("|z| = 5", "|z| = 5", True),
+        ("|z| = 5", "|S| = 5", False),
+        ("|z| = 5", "-5", False),
+        ("|x| = 5", "5", False),  # an equation: x may be -5
+        (r"\tan\theta = 2", r"\tan\alpha = 2", False),
+        (r"\tan\theta = 2", r"\cot\theta = 2", False),
+        (r"\sin\frac{\pi}{6} = \frac12", r"\frac12", True),
+        (r"\sin\pi = 2", "2", False),
+        (r"\text{Var}(X) = 5", r"\text{Var}(Y) = 5", False),
+        (r"\text{Var}(X) = 5", r"\text{Cov}(X) = 5", False),
+        (r"\text{area}(ABC) = 5", "5", True),
+    ],
+)
+def test_a_named_value(answer: str, gold: str, right: bool) -> None:
+    assert grade(f"\\boxed{{{answer}}}", gold).score == right
