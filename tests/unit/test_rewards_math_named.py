@@ -35,3 +35,22 @@ from trew.rewards.maths.grade import grade
 )
 def test_a_named_value(answer: str, gold: str, right: bool) -> None:
     assert grade(f"\\boxed{{{answer}}}", gold).score == right
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "right"),
+    [
+        ("|3+4i|", "5", True),
+        ("5", "|3 - 4i|", True),
+        (r"|1+\sqrt{3}i|", "2", True),
+        ("|i|", "1", True),
+        ("|-2i|", "2", True),
+        ("|3+4i|", "-5", False),
+        ("|3+4i|", "7", False),
+        ("|x+4i|", "5", False),
+        ("|2+i|", r"\sqrt5", True),
+        (r"|(1+i)(2-i)|", r"\sqrt{10}", True),
+    ],
+)
+def test_the_modulus_of_a_complex_number_is_worked_out(answer: str, gold: str, right: bool) -> None:
+    assert grade(f"\\boxed{{{answer}}}", gold).score == right

@@ -98,7 +98,7 @@ def _sine(k: int) -> Value:
 
 
 def absolute(a: Value) -> Value:
-    """|a|: of numbers and positive constants exactly."""
+    """|a|: of numbers, positive constants and complex numbers exactly."""
     n = algebra.rational(a)
     if n is not None:
         return algebra.number(abs(n))
@@ -106,7 +106,22 @@ def absolute(a: Value) -> Value:
         [(mono, c)] = a.above.items()
         if all(g[0] in ("prime", "pi", "e") for g, _ in mono) and a.below == {monomials.ONE: Fraction(1)}:
             return a if c > 0 else algebra.negative(a)
-    return algebra.function("abs", a)
+    return _modulus(a) or algebra.function("abs", a)
+
+
+def _modulus(a: Value) -> Value | None:
+    """|x + iy| of a sum of constants in which i occurs, |3 + 4i|; None for another value."""
+    one = {monomials.ONE: Fraction(1)}
+    if a.below != one or any(g[0] not in ("prime", "pi", "e") and g != algebra.I for mono in a.above for g, _ in mono):
+        return None
+    imaginary = {mono: c for mono, c in a.above.items() if algebra.I in {g for g, _ in mono}}
+    if not imaginary:
+        return None
+    y = algebra.divide(Value(imaginary, one), algebra.thing(algebra.I))
+    x = algebra.subtract(a, Value(imaginary, one))
+    if algebra.I in {g for mono in y.above for g, _ in mono}:
+        return None
+    return algebra.root(algebra.add(algebra.multiply(x, x), algebra.multiply(y, y)), 2)
 
 
 def rounded(a: Value, how: str) -> Value:
