@@ -24,6 +24,15 @@ _MATH = re.compile(
 _NUMBER = re.compile(r"[-+\u2212]?[$€£]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:\s?/\s?\d+)?%?")
 # What makes a list of the formulas around it.
 _AND = re.compile(r"\s*(?:[,;]|[,;]?\s*\b(?:or|and|to)\b)\s*|\s+")
+# What makes more of the formula in front: another one or a number beside it, $5$ (or $6$), $5$ to 6; $5$ million.
+_GOES_ON = re.compile(
+    r"\s*(?:,|or\b|and\b|\(?\s*(?:[;/+*×·–-]|or\b|and\b|to\b|times\b|\\[a-z]+)?\s*(?:\$|\\\(|\d)"
+    r"|(?:hundred|[mbtr]+illion|thousand|dozen)\b)"
+)
+# In front of and behind digits that are a part of a value: √5, sqrt 5, x^5, A5, 4 x 5; 5π, 5².
+_PART_OF = re.compile(r"(?:[√^A-Za-z]|\w_|\bsqrt\s*\(?\s*|\d\s+(?:x|times)\s+)\Z", re.IGNORECASE)
+_BEHIND = re.compile(r"\s?(?:π|\\?pi\b)|[\^²³]|_(?=\w)")
+_BOUNDED = re.compile(r"\b(?:(?:less|more|greater) than|at (?:least|most))\s+\$?\Z", re.IGNORECASE)
 # What ties the number behind it to the one in front: a list, a range, a sum.
 _LIST = re.compile(r"(?:,|;|\bor\b|\band\b|\bto\b|[-–~/*+^=<>])\s*$")
 
@@ -79,6 +88,8 @@ def _last_formulas(text: str) -> tuple[str | None, str] | None:
         end = found.end()
     if not written:
         return None
+    if _BOUNDED.search(text, max(0, start - 16), start):
+        return None, "a bound, no answer"
     return (None, "a denial, no answer") if denied(text, Number(None, start, end)) else (written, "")
 
 
@@ -93,6 +104,9 @@ def _last_number(text: str) -> tuple[str | None, str]:
         return None, "several numbers"
     if denied(text, Number(None, last.start(), last.end())):
         return None, "a denial, no answer"
+    before = text[max(0, last.start() - 16) : last.start()]
+    if _PART_OF.search(before) or _BOUNDED.search(before) or _BEHIND.match(text, last.end()):
+        return None, "a number that is not the whole answer"
     sign = sign_apart(text, last.start())
     return text[last.start() if sign < 0 else sign : last.end()], ""
 
@@ -111,7 +125,8 @@ def _sentence(rest: str) -> str:
     """The rest of a line up to the end of the sentence; one formula where it begins with one."""
     # A formula at the beginning is the answer, unless another one is joined to it: "$3$ and $5$".
     math = _MATH.match(rest)
-    if math is not None and not re.match(r"\s*(?:,|or\b|and\b)", rest[math.end() :]):
+    goes_on = math is not None and (_GOES_ON.match(rest, math.end()) or denied(rest, Number(None, 0, math.end())))
+    if math is not None and not goes_on:
         return next(group for group in math.groups() if group is not None)
     line = rest.splitlines()[0]
     stop = re.search(r"\.(?=\s|\**$)", line)
