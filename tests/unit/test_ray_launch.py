@@ -72,6 +72,8 @@ def test_a_rank_that_torchrun_started_is_none_of_rays(monkeypatch):
     assert launch.launcher(config(learner=2)) == ""
     with pytest.raises(ConfigError, match=r"cluster.launcher: got 'ray', but RANK and WORLD_SIZE are set"):
         launch.launcher(config(learner=2, launcher="ray"))
+    with pytest.raises(ConfigError, match=r"cluster.launcher: got 'ray', but RANK and WORLD_SIZE are set"):
+        launch.place_for(config(learner=2, launcher="ray"))  # as each of several ranks asks
     monkeypatch.setenv(ray_cluster.INSIDE, "10.0.0.1:6379")
     assert launch.launcher(config(learner=2, launcher="ray")) == ""
 

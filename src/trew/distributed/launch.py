@@ -96,9 +96,10 @@ def check_device(config: Config, device: Any) -> None:
 
 def place_for(config: Config) -> Place | None:
     """This process's place among the ranks that ``config`` asks for; None where it is the only one. Raises ConfigError
-    where other ranks were started than asked for."""
+    where other ranks were started than asked for, or by something else than the launcher asked for."""
     place, wanted = here(), config.cluster.learner
-    if place is None and launcher(config) == "ray":
+    how = launcher(config)  # refuses ranks that something else than Ray has started where the recipe names Ray
+    if place is None and how == "ray":
         raise ConfigError(
             f"cluster.launcher: got {config.cluster.launcher!r}, but this process was not started on Ray; run the "
             "recipe with trew train, which starts the ranks there, or set cluster.launcher = 'torchrun'"
