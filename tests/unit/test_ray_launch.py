@@ -14,9 +14,12 @@ import pytest
 from trew.config import Config, parse
 from trew.config.places import bundles
 from trew.distributed import launch, ray_launch, ray_rank
+from trew.distributed.pulse import FOLDER
 from trew.distributed.ranks import Place, check_nodes
 from trew.distributed.ray_board import Board, Death
 from trew.errors import ConfigError, MissingResources
+from trew.objective import preset
+from trew.training import compatibility
 from trew.utils import ray_cluster
 
 RANK = {
@@ -76,6 +79,28 @@ def test_a_rank_that_torchrun_started_is_none_of_rays(monkeypatch):
         launch.place_for(config(learner=2, launcher="ray"))  # as each of several ranks asks
     monkeypatch.setenv(ray_cluster.INSIDE, "10.0.0.1:6379")
     assert launch.launcher(config(learner=2, launcher="ray")) == ""
+
+
+@pytest.mark.parametrize(
+    ("variables", "cluster", "told"),
+    [
+        ({}, {}, False),
+        ({}, {"hang_s": 60.0, "restarts": 9}, True),  # a single process
+        ({}, {"hang_s": 60.0, "restarts": 9, "learner": 2}, False),  # this process starts ranks
+        ({}, {"hang_s": 60.0, "restarts": 9, "launcher": "ray"}, False),
+        (RANK, {"hang_s": 60.0, "restarts": 9, "learner": 2}, True),  # torchrun, or Slurm
+        (RANK | {FOLDER: "/ranks"}, {"hang_s": 60.0, "restarts": 9, "learner": 2}, False),
+        (RANK | {ray_cluster.INSIDE: "10.0.0.1:6379"}, {"hang_s": 60.0, "restarts": 9, "learner": 2}, False),
+    ],
+)
+def test_limits_of_ranks_that_nobody_watches_are_told(monkeypatch, variables, cluster, told):
+    for name in (*RANK, FOLDER, ray_cluster.INSIDE, ray_cluster.ADDRESS):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    made = config(**cluster)
+    notes = [note for note in compatibility.notes(preset("grpo"), made) if note.startswith("cluster.")]
+    assert [note.partition(":")[0] for note in notes] == (["cluster.restarts", "cluster.hang_s"] if told else [])
 
 
 def test_a_program_that_calls_train_is_told_who_starts_ranks_on_ray():

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from ..config import Config
+from ..config import ClusterConfig, Config
 from ..errors import ConfigError, LostRankError, RankError, TrewError
 from ..utils.ray_cluster import ADDRESS, INSIDE
 from ..utils.signals import Interrupted
@@ -78,6 +78,20 @@ def _free_gpus(config: Config) -> int:
             f"of {every}: use fewer, or cluster.colocate = true"
         )
     return every - taken
+
+
+def unwatched(config: Config) -> list[str]:
+    """Settings of ranks that are watched and started again, where this run has none: a single process here, or ranks of
+    another launcher."""
+    if launched() or INSIDE in os.environ or (here() is None and launcher(config)):
+        return []
+    usual = ClusterConfig()
+    own = [key for key in ("restarts", "hang_s") if getattr(config.cluster, key) != getattr(usual, key)]
+    return [
+        f"cluster.{key}: does nothing here: trew train watches, and starts again, only ranks that it has started "
+        "itself (cluster.learner above 1, or on Ray)"
+        for key in own
+    ]
 
 
 def check_device(config: Config, device: Any) -> None:

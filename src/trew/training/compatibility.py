@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from ..config import Config, RolloutConfig
+from ..distributed import launch
 from ..objective import Objective, TokenBatch, preset, presets
 from ..objective.advantage import PassAtK
 from ..objective.batch import ReasoningSteps
@@ -232,7 +233,7 @@ def _numbers_that_do_not_fit(objective: Objective, config: Config) -> list[str]:
 
 def notes(objective: Objective, config: Config) -> list[str]:
     """Lists settings that have no effect in this run, or are probably unintended."""
-    said = _low_rate(config)
+    said = _low_rate(config) + launch.unwatched(config)
     idle = _idle_on_policy(objective, config)
     if idle and config.optimizer_steps == config.steps:
         exactly = "exactly 1" if objective.ratio.anchor == "old" else "1 but for rounding"
@@ -245,7 +246,7 @@ def notes(objective: Objective, config: Config) -> list[str]:
 
 def demonstration_notes(objective: Objective, config: Config) -> list[str]:
     """The same for demonstrations and pairs."""
-    said = _low_rate(config) + _idle_options(objective, config)
+    said = _low_rate(config) + launch.unwatched(config) + _idle_options(objective, config)
     # Completions that a policy sampled may have been cut off when they were.
     cut = config.sft.overlong == "truncate" or any(one.task == "rollouts" for one in config.sets)
     if "overlong_filtering" in config.objective.args and not cut:
