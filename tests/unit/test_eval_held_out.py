@@ -1,5 +1,6 @@
 """``trew eval`` of a run: whatever its options say, only prompts that the run did not train on."""
 
+import dataclasses
 import itertools
 import json
 import shutil
@@ -9,7 +10,7 @@ import pytest
 
 import tiny
 import trew.cli.eval as eval_command
-from trew.config import Config, load
+from trew.config import Config, DataConfig, EvalConfig, load
 from trew.data.split import content_key
 from trew.errors import ConfigError
 from trew.training import episodes
@@ -152,3 +153,17 @@ def test_problems_of_other_ranges_that_were_trained_on_are_noted(weights, tmp_pa
     shared = len(set(contents(episodes.dataset(config).train)) & set(prompts))
     assert shared
     assert any(note.startswith(f"{shared} of {HELD_OUT} evaluation prompts are in the training") for note in notes)
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "./rows.jsonl", "d/../rows.jsonl", "link.jsonl"])
+def test_the_file_of_a_run_is_the_same_one_however_it_is_written(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "d").mkdir()
+    write_rows(tmp_path / "rows.jsonl", range(60))
+    (tmp_path / "link.jsonl").symlink_to("rows.jsonl")
+    made = Config(model="m", seed=SEED, data=DataConfig(train=str(tmp_path / "rows.jsonl")), eval=EvalConfig(size=12))
+    asked = dataclasses.replace(made, seed=SEED + 1, data=DataConfig(train=name), eval=EvalConfig(size=6))
+    prompts, _, _ = episodes.held_out(asked, trained=made)
+    trained_on = {content_key(prompt) for prompt in episodes.dataset(made).train}
+    assert len(prompts) == 6
+    assert not trained_on & {content_key(prompt) for prompt in prompts}

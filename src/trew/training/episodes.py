@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -96,8 +97,14 @@ def held_out(
 def _same_source(config: Config, trained: Config) -> bool:
     """Whether prompts of both come from the same task or file."""
     # A file may be read as another task; what is made, or the task's own set, differs by the task.
-    ours, theirs = ({one.train or f"task {one.task}" for one in own.sets} for own in (config, trained))
+    ours, theirs = ({_place(one.train) or f"task {one.task}" for one in own.sets} for own in (config, trained))
     return not ours.isdisjoint(theirs)
+
+
+def _place(source: str) -> str:
+    """A source by which it is known: of a file or a folder, its absolute path, however it was written."""
+    path = os.path.expanduser(source)
+    return os.path.realpath(path) if source and os.path.exists(path) else source
 
 
 def trained_on(prompts: Sequence[Prompt], trained: Config) -> list[str]:
