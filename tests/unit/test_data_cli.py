@@ -237,6 +237,18 @@ def test_a_row_without_numbers_is_none_of_countdown() -> None:
     assert row["reward_model"]["ground_truth"] == "5"
 
 
+def test_what_is_written_may_lie_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder called ~ was made in the working directory."""
+    (tmp_path / "home").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    gsm8k(tmp_path / "set")
+    prepare("gsm8k", source="set", out="~/gsm8k")
+    convert("~/gsm8k", "~/trl.jsonl", task="gsm8k")
+    assert sorted(path.name for path in (tmp_path / "home").iterdir()) == ["gsm8k", "trl.jsonl"]
+    assert not (tmp_path / "~").exists()
+
+
 def test_convert_problems(tmp_path: Path) -> None:
     path = tmp_path / "d.jsonl"
     write_rows(path, [{"prompt": "p", "label": "x"}])
