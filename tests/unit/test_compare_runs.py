@@ -46,7 +46,8 @@ def test_groups_are_the_settings_that_differ_and_pairs_are_seeds(tmp_path):
 
 def test_the_baseline_may_be_named_by_group_value_or_run_and_turns_the_verdict_round(tmp_path):
     folders = study(tmp_path, {"a": (LOW, SLOW), "b": (HIGH, FAST)})
-    for name in ("lr=0.002", "0.002", "b-3", str(folders[-1])):
+    written = (str(folders[-1]), f"{folders[-1]}/", f"{tmp_path}/./{folders[-1].name}")
+    for name in ("lr=0.002", "0.002", "b-3", *written):
         found = told(folders, baseline=name)
         assert found["baseline"] == "lr=0.002"
         assert found["comparisons"][0]["verdict"] == "worse"

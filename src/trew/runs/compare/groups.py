@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -92,7 +93,7 @@ def find(groups: Sequence[RunGroup], wanted: str) -> RunGroup:
     """The group that ``--baseline`` names: by its name, a value in it, or the folder of one of its runs."""
     exact = [g for g in groups if g.name == wanted]
     within = [g for g in groups if wanted in _words(g.name)]
-    by_folder = [g for g in groups if any(wanted in (m.name, m.data.name) for m in g.members)]
+    by_folder = [g for g in groups if any(_is_named(m, wanted) for m in g.members)]
     # In this order: an exact name wins over a word in several names.
     for found in (exact, within, by_folder):
         if len(found) == 1:
@@ -100,6 +101,11 @@ def find(groups: Sequence[RunGroup], wanted: str) -> RunGroup:
     names = [g.name for g in groups]
     several = f", which fits {len(within)} groups" if len(within) > 1 else nearest(wanted, names)
     raise ConfigError(f"--baseline: got {wanted!r}{several}; accepts {'; '.join(names)}, or the folder of a run")
+
+
+def _is_named(member: Member, wanted: str) -> bool:
+    """Whether ``wanted`` is the run's folder, however its path is written: shells put a slash behind it."""
+    return wanted == member.data.name or os.path.realpath(wanted) == os.path.realpath(member.data.folder)
 
 
 def shown(value: Any) -> str:
