@@ -4,13 +4,14 @@ import base64
 import hashlib
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import trew
 from report_help import HOSTILE, Elements, make
-from trew.errors import DataError
+from trew.errors import ConfigError, DataError
 from trew.runs import RunFolder
 from trew.runs.report import load_run, render_report, write_report
 from trew.runs.report.text import number, shorten, visible
@@ -86,6 +87,20 @@ def test_the_page_of_rounds_is_not_replaced(tmp_path, name, text):
     with pytest.raises(DataError, match=r"is a run of trew iterate.*such as .*rounds/round-01/policy"):
         write_report([folder])
     assert page.read_text() == "rounds"
+
+
+def test_a_report_of_several_runs_does_not_replace_the_page_of_a_run(tmp_path, monkeypatch):
+    """In the folder of rounds, whose policies are to be seen together."""
+    runs = [make(tmp_path / name) for name in ("a", "b")]
+    monkeypatch.chdir(tmp_path)
+    Path("report.html").write_text("rounds")
+    Path("config.toml").write_text("[iterate]\n")
+    with pytest.raises(ConfigError, match=r"report\.html: is the page of the run whose folder this is; .* --out"):
+        write_report(runs)
+    assert Path("report.html").read_text() == "rounds"
+    assert write_report(runs, tmp_path / "both.html").exists()
+    Path("config.toml").unlink()
+    assert write_report(runs).read_text() != "rounds"  # a report of several runs, of before
 
 
 def test_runs_of_a_study_are_told_apart_by_the_folders_above_their_seeds(tmp_path):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...errors import output_file
+from ...errors import ConfigError, output_file
 from ...utils.secrets import redact, secrets
 from . import page
 from .conversation import Said, conversation
@@ -131,13 +131,16 @@ def _sections(named: Sequence[tuple[str, RunData]]) -> dict[str, list[Any]]:
 
 def write_report(folders: Iterable[Path], out: Path | None = None) -> Path:
     """Writes the report of the runs in ``folders`` and returns its path: ``out``; by default report.html in the folder
-    of a single run, or in the working directory for several. Raises DataError and StorageError.
+    of a single run, or in the working directory for several. Raises DataError, StorageError, and ConfigError where that
+    is a run's folder with a page of its own.
     """
     from ..files import write_atomic
 
     folders = list(folders)
     runs = [load_run(folder) for folder in folders]
     path = out or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
+    if out is None and len(folders) > 1 and path.exists() and Path("config.toml").exists():
+        raise ConfigError("report.html: is the page of the run whose folder this is; name another file with --out")
     text = render_report(runs, created=page.now())
     write_atomic(path, lambda file: file.write(text.encode("utf-8")), guard=output_file if out else None)
     return path
