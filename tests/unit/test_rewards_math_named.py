@@ -54,3 +54,19 @@ def test_a_named_value(answer: str, gold: str, right: bool) -> None:
 )
 def test_the_modulus_of_a_complex_number_is_worked_out(answer: str, gold: str, right: bool) -> None:
     assert grade(f"\\boxed{{{answer}}}", gold).score == right
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "right"),
+    [
+        (r"x \in ]-3, 1]", "(-3, 1]", True),
+        ("(-3, 1]", r"x \in ]-3; 1]", True),
+        (r"x \in ]-3, 1]", "[-3, 1]", False),
+        (r"]-\frac{3}{2}, 1[ \text{ or } x \in [2, 3[", r"(-\frac32, 1) \cup [2, 3)", True),
+        (r"[1, 2] \cup [3, 4]", r"[1, 2] \cup [3, 4]", True),
+        ("[1, 2], [3, 4]", "(1, 2], [3, 4]", False),
+        (r"\sqrt[3]{2}, \sqrt[3]{4}", r"\sqrt[3]{4}, \sqrt[3]{2}", True),
+    ],
+)
+def test_an_interval_of_the_french_notation_may_have_something_beside_it(answer: str, gold: str, right: bool) -> None:
+    assert grade(f"\\boxed{{{answer}}}", gold).score == right

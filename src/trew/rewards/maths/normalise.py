@@ -34,6 +34,8 @@ _INVISIBLE = re.compile("[\u200b-\u200d\u2060\u2061\ufeff]")
 # A fraction sign, with the digit of a mixed number before it: 1½.
 _VULGAR = re.compile(r"(\d?)([¼-¾⅐-⅞])")
 
+# In front of an interval, and an end of it: of ]a, b[ the brackets would close what is around it.
+_BEFORE, _BOUND = r"(^\s*|\\(?:in|cup|cap)\s*|\bor\s*\}?\s*)", r"((?:[^][(){},;]|\{[^{}]*\})+)"
 # Applied one after the other: each sees what those before it have made.
 _RULES: list[tuple[re.Pattern[str], str]] = [
     (re.compile(pattern), replacement)
@@ -90,6 +92,9 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"\\(?:langle|lparen)(?![A-Za-z])", "("),
         (r"\\(?:rangle|rparen)(?![A-Za-z])", ")"),
         (r"\\(?:lvert|rvert|vert|mid)(?![A-Za-z])", "|"),
+        (rf"{_BEFORE}\]{_BOUND}([,;]){_BOUND}\[", r"\1(\2\3\4)"),
+        (rf"{_BEFORE}\]{_BOUND}([,;]){_BOUND}\]", r"\1(\2\3\4]"),
+        (rf"{_BEFORE}\[{_BOUND}([,;]){_BOUND}\[", r"\1[\2\3\4)"),
         # Operators and other signs.
         (r"\\(?:cdot|times|ast)(?![A-Za-z])", "*"),
         (r"(?<=\d)\s*(?:\\text\{\s*[xX]\s*\}|[xX])\s*(?=10\s*\^[\s{+-]*\d)", "*"),  # 1.5 x 10^3, not 2x10^x
