@@ -70,3 +70,20 @@ def test_the_modulus_of_a_complex_number_is_worked_out(answer: str, gold: str, r
 )
 def test_an_interval_of_the_french_notation_may_have_something_beside_it(answer: str, gold: str, right: bool) -> None:
     assert grade(f"\\boxed{{{answer}}}", gold).score == right
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "right"),
+    [
+        ("x = 5, y = 6", r"\begin{pmatrix} 5 \\ 6 \end{pmatrix}", True),
+        ("y = 6, x = 5", r"\begin{pmatrix} 5 \\ 6 \end{pmatrix}", True),
+        (r"\begin{pmatrix} 5 \\ 6 \end{pmatrix}", r"\begin{cases} x = 5 \\ y = 6 \end{cases}", True),
+        ("x = 6, y = 5", r"\begin{pmatrix} 5 \\ 6 \end{pmatrix}", False),
+        ("x = 5, x = 6", r"\begin{pmatrix} 5 \\ 6 \end{pmatrix}", False),
+        ("5, 6", r"\begin{pmatrix} 5 \\ 6 \end{pmatrix}", False),
+        ("x = 5, y = 6", r"\begin{pmatrix} 5 & 6 \\ 5 & 6 \end{pmatrix}", False),
+        (r"\{5, 6\}", r"\begin{pmatrix} 5 \\ 6 \end{pmatrix}", False),
+    ],
+)
+def test_a_column_is_the_values_of_its_coordinates(answer: str, gold: str, right: bool) -> None:
+    assert grade(f"\\boxed{{{answer}}}", gold).score == right

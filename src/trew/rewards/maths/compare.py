@@ -451,8 +451,10 @@ def _matrix_and_other(matrix: Shape, other: Shape) -> bool | None:
     entries = [item for row in matrix.rows for item in row]
     # A vector may be written as a row, a column, or a point (1, 2, 3).
     is_vector = len(matrix.rows) == 1 or len(matrix.rows[0]) == 1
-    if isinstance(other, AnswerList) and other.ends in ("()", "[]") and is_vector:
-        return _in_order(entries, other.items)
+    # Also as x = 1, y = 2, which names its coordinates.
+    if isinstance(other, AnswerList) and is_vector:
+        named = other.ends == "," and len(_names(other)) == len(other.items)
+        return _in_order(entries, other.items) if named or other.ends in ("()", "[]") else False
     if isinstance(other, Scalar) and len(entries) == 1:
         return _same(Answer(other), entries[0])
     return False
