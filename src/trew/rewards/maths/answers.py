@@ -9,14 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from . import algebra, formula, intervals, matrices, units
+from . import algebra, chains, formula, intervals, matrices, units
 from .algebra import Value
 from .bases import based
 from .brackets import encloses, split
 from .names import name_of
 from .not_exact import Malformed, NotExact, TooLarge, Undefined
 from .shapes import Answer, AnswerList, Choice, Equation, Matrix, Named, Scalar, Shape, Union, Unknown, Words
-from .tokens import SHORT_WORDS, Token, tokenize
+from .tokens import SHORT_WORDS, SPELLED, Token, tokenize
 from .units import Unit
 
 MAX_NESTING = 20
@@ -150,12 +150,7 @@ def _is_word(tokens: list[Token]) -> bool:
     first = tokens[0].text
     if len(tokens) > 1:
         return max(len(t.text) for t in tokens) > 3
-    return (len(first) > 3 and first not in _SYMBOLS) or first.lower() in SHORT_WORDS
-
-
-_SPELLED = "sqrt infty infinity Infinity alpha beta gamma delta theta lambda sigma omega zeta kappa epsilon"
-_SYMBOLS = frozenset(_SPELLED.split())
-"""Letters that spell a symbol, although they are as many as a word has."""
+    return (len(first) > 3 and first not in SPELLED) or first.lower() in SHORT_WORDS
 
 
 def _item(tokens: list[Token], level: int) -> Answer:
@@ -257,6 +252,8 @@ def _equality(tokens: list[Token], level: int) -> Shape | None:
         return _shape(parts[0], level + 1)
     if len(parts) == 2 and not name_of(parts[0]) and name_of(parts[1]):
         parts = parts[::-1]  # 5 = x
+    if (equal := chains.equal_quantities(parts)) is not None:
+        return equal
     name = name_of(parts[0])
     if not name:
         return _chain(parts, level).shape

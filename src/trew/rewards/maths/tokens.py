@@ -18,6 +18,9 @@ _SHORT_WORDS = """
     ann amy bob dan eve jim joe kim leo max mia roy sam sue ted tim tom zoe none nan dne to
 """
 FUNCTIONS, NAMES, SHORT_WORDS = (frozenset(words.split()) for words in (_FUNCTIONS, _NAMES, _SHORT_WORDS))
+_SPELLED = "sqrt infty infinity Infinity alpha beta gamma delta theta lambda sigma omega zeta kappa epsilon"
+SPELLED = frozenset(_SPELLED.split())
+"""Letters that spell a symbol, although they are as many as a word has."""
 NO_WORDS = FUNCTIONS | NAMES | {"pi", "infinity", "Infinity", "infty", "base"}
 """What is written in letters and is no word."""
 MAX_TOKENS = 1000
