@@ -183,6 +183,8 @@ def _joined_bounds(marks: set[str], items: tuple[Answer, ...]) -> Union | Named 
         names = {item.shape.name for item in items if isinstance(item.shape, Named)}
         # (1, 2) or (3, 4) may be points; x < 1 or y > 3 is no set of numbers.
         return None if len(names) > 1 or all(map(intervals.may_be_point, items)) else Union(items)
+    if marks <= {"\\and", ","} and (found := intervals.bounded_without(items)):
+        return found
     return intervals.meeting(items) if marks == {"\\and"} else None
 
 
@@ -193,14 +195,15 @@ def _plus_minus(tokens: list[Token], level: int) -> list[Answer]:
 
 
 def _excluded(tokens: list[Token], level: int) -> Shape | None:
-    """All real numbers but some: ℝ \\ {1, 2}."""
-    parts, _ = split(tokens, ("\\setminus", "-"))
-    if len(parts) != 2 or [t.text for t in parts[0]] != ["\\R"]:
+    """All real numbers but some, ℝ \\ {1, 2}, and an interval without some, (2, 5) \\ {3}."""
+    parts, marks = split(tokens, ("\\setminus", "-"))
+    if len(parts) != 2 or (marks != ["\\setminus"] and [t.text for t in parts[0]] != ["\\R"]):
         return None
-    points = _item(parts[1], level).shape
-    if not isinstance(points, AnswerList) or points.ends != "{}":
+    span, points = _item(parts[0], level), _item(parts[1], level).shape
+    elements = points.items if isinstance(points, AnswerList) and points.ends == "{}" else ()
+    if not elements or (found := intervals.without_points(span, elements)) is None:
         raise NotExact("a difference of sets")
-    return intervals.all_but(points.items)
+    return found
 
 
 def _unequal(tokens: list[Token], level: int) -> Named | None:

@@ -60,6 +60,36 @@ def all_but(points: tuple[Answer, ...]) -> Union:
     )
 
 
+def without_points(span: Answer, points: Sequence[Answer]) -> Union | None:
+    """An interval without some points, as the intervals between them; None where these are no plain numbers."""
+    stretches, cuts = _spans(span), [_end(point) for point in points]
+    if stretches is None or len(stretches) != 1 or None in cuts:
+        return None
+    [last], parts = stretches, list[_Stretch]()
+    for cut in sorted({cut for cut in cuts if cut is not None and last.low <= cut <= last.high}):
+        parts.append(_Stretch(last.low, last.low_in, cut, False))
+        last = _Stretch(cut, False, last.high, last.high_in)
+    # At an end of the interval nothing is left on that side of a point.
+    spans = [part for part in (*parts, last) if part.low < part.high]
+    return Union(tuple(map(_written, spans)))
+
+
+def bounded_without(items: tuple[Answer, ...]) -> Named | None:
+    """x > 2 and x ≠ 3, ±4: an interval without the points that others leave out; None for other conditions."""
+    shapes = [item.shape for item in items if isinstance(item.shape, Named)]
+    spans = [shape.item for shape in shapes if is_interval(shape.item)]
+    others = [shape.item.shape for shape in shapes if isinstance(shape.item.shape, Union)]
+    if len(spans) != 1 or len(others) != len(items) - 1 or len({shape.name for shape in shapes}) != 1 or not others:
+        return None
+    ends = [end for other in others for part in other.parts for end in _ends(part)]
+    found = without_points(spans[0], [end for end in ends if _end(end) not in (float("inf"), -float("inf"))])
+    return Named(shapes[0].name, Answer(found)) if found is not None else None
+
+
+def _ends(part: Answer) -> tuple[Answer, ...]:
+    return part.shape.items if isinstance(part.shape, AnswerList) else ()
+
+
 def meeting(items: tuple[Answer, ...]) -> Named | None:
     """x > 2 and x < 5 as one interval; None for anything but an upper and a lower bound of the same name."""
     shapes = [item.shape for item in items if isinstance(item.shape, Named) and is_interval(item)]
@@ -81,7 +111,7 @@ def merged(parts: Sequence[Answer]) -> list[Answer] | None:
         if found is None:
             return None
         spans += found
-    return [Answer(between(_bound(s.low), _bound(s.high), low_in=s.low_in, high_in=s.high_in)) for s in _joined(spans)]
+    return [_written(span) for span in _joined(spans)]
 
 
 # ------------------------------------------------------------------------------------------------------------- asking
@@ -155,6 +185,10 @@ def _end(item: Answer) -> _Number | None:
         if algebra.same(value, algebra.multiply(algebra.number(sign), INFINITY)):
             return sign * float("inf")
     return None
+
+
+def _written(span: _Stretch) -> Answer:
+    return Answer(between(_bound(span.low), _bound(span.high), low_in=span.low_in, high_in=span.high_in))
 
 
 def _bound(end: _Number) -> Answer:
