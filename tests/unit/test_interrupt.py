@@ -85,6 +85,10 @@ def test_the_second_ends_the_process_inside_a_long_call():
     assert process.stdout.readline() == "ready\n"
     time.sleep(0.2)
     process.send_signal(signal.SIGTERM)
+    for closed in (signal.SIGHUP, signal.SIGHUP):  # a terminal that is closed then asks for nothing new
+        time.sleep(0.5)
+        assert process.poll() is None
+        process.send_signal(closed)
     time.sleep(0.5)
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)

@@ -35,9 +35,9 @@ class Interrupts:
     """While open, SIGINT, SIGTERM, SIGHUP and the signals of the names in ``more`` are requests to stop.
 
     The first is remembered, and met where it costs nothing: at ``stop_if_asked``, anywhere in a block of ``anywhere``,
-    or, once ``grace_s`` seconds have passed, anywhere in a block of ``after_grace``. A second one ends the process at
-    once, which is safe too: everything that a run writes is complete or not there. Inside these blocks, ``kept_out``
-    protects what must not be left half done.
+    or, once ``grace_s`` seconds have passed, anywhere in a block of ``after_grace``. A second one, other than SIGHUP,
+    ends the process at once, which is safe too: everything that a run writes is complete or not there. Inside these
+    blocks, ``kept_out`` protects what must not be left half done.
 
     Python runs signal handlers between bytecodes of the main thread, which may be minutes inside one backward pass.
     So the signals are also counted by a thread, through the wake-up descriptor that the interpreter writes to the
@@ -179,7 +179,8 @@ class Interrupts:
                         # Where the main thread raises at once, its own message follows.
                         if self._place != "anywhere":
                             self._say()
-                    elif time.monotonic() - first >= SAME_S:
+                    # Kernel and shell both send SIGHUP when a terminal is closed, some time apart: nobody asked again.
+                    elif time.monotonic() - first >= SAME_S and signal.Signals(signum).name != "SIGHUP":
                         leave(128 + signum)
 
     def _say(self) -> None:
