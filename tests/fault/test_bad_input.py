@@ -186,6 +186,7 @@ REFUSED: dict[str, str] = {
     f"{TRAIN} rewards=[{{name='arithmetic',args={{x=1}}}}]": "args.x: unknown argument",
     f"{TRAIN} rewards=[{{name='arithmetic',args=3}}]": "rewards[0].args: expected a table",
     f"{TRAIN} rewards=[{{name='reward.py:f',args={{x=1979-05-27}}}}]": "write a date as a string",
+    f"{TRAIN} data.args={{x=[1979-05-27]}}": "data.args.x[0]: got datetime.date(1979, 5, 27)",
     f"{TRAIN} rewards=[{{name='reward.py:f',weight=0}}]": "every weight is 0",
     f"{TRAIN} rewards=[{{name='reward.py:f',weight=nan}}]": "weight: got nan",
     f"{TRAIN} rewards=[{{name='reward.py'}}]": "which function?",

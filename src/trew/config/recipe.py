@@ -132,20 +132,25 @@ def parse(table: Mapping[str, Any], *, base: Path | None = None) -> Config:
     # Keys that could not be read have their defaults here, so that validation still finds every other problem.
     # A setting that could not be read has its problem already; the default in its place must not add another.
     problems += [p for p in validate(config) if p.partition(":")[0] not in {q.partition(":")[0] for q in problems}]
-    problems += _not_text(dataclasses.asdict(config), "")
+    problems += _unwritable(dataclasses.asdict(config), "")
     if problems:
         raise ConfigError(problems, config=config)
     return config
 
 
-def _not_text(value: Any, where: str) -> Iterator[str]:
-    """Every text that config.toml could not hold, such as a path with bytes that are not UTF-8."""
+def _unwritable(value: Any, where: str) -> Iterator[str]:
+    """Every value that config.toml could not hold, such as a date, or a path with bytes that are not UTF-8."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from _not_text(inner, f"{where}.{key}".lstrip("."))
+            yield from _unwritable(inner, f"{where}.{key}".lstrip("."))
     elif isinstance(value, (list, tuple)):
         for i, inner in enumerate(value):
-            yield from _not_text(inner, f"{where}[{i}]")
+            yield from _unwritable(inner, f"{where}[{i}]")
+    elif not isinstance(value, (str, int, float)):
+        yield (
+            f"{where}: got {value!r:.200} ({type(value).__name__}), accepts strings, numbers, true, false, and lists "
+            "and tables of them; write a date as a string"
+        )
     elif isinstance(value, str) and not is_text(value):
         yield f"{where}: got {value!r}, which is not UTF-8 text; rename that file or folder"
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..errors import nearest
 from ..utils.addresses import ACCEPTS, split_address
-from ..utils.toml import toml_value
 from . import cluster, episodes, limits
 from .episodes import changed
 from .schema import (
@@ -166,7 +165,6 @@ def _environment(c: Config) -> Iterator[str]:
         c, e.observation_tokens >= 32, "environment.observation_tokens", "at least 32, the mark of a cut included"
     )  # fmt: skip
     yield from _need(c, 0 < e.timeout_s < math.inf, "environment.timeout_s", "a number of seconds above 0")
-    yield from _arguments(e.args.items(), "environment")
     if not c.plays:
         unused = [f.name for f in dataclasses.fields(e) if getattr(e, f.name) != getattr(EnvironmentConfig(), f.name)]
         for key in unused:
@@ -478,18 +476,6 @@ def of_reward(reward: RewardConfig, where: str) -> Iterator[str]:
         yield f"{where}.weight: got {reward.weight!r}, accepts a finite number"
     if not 0 < reward.timeout_s < math.inf:
         yield f"{where}.timeout_s: got {reward.timeout_s!r}, accepts a number of seconds above 0"
-    yield from _arguments(reward.args.items(), where)
-
-
-def _arguments(items: Iterable[tuple[str, Any]], where: str) -> Iterator[str]:
-    for key, value in items:
-        try:
-            toml_value(value)
-        except TypeError:
-            yield (
-                f"{where}.args.{key}: got {value!r} ({type(value).__name__}), accepts strings, numbers, true, false, "
-                "and lists and tables of them; write a date as a string"
-            )
 
 
 def _track(c: Config) -> Iterator[str]:
