@@ -58,6 +58,7 @@ def test_few_seeds_are_said_to_show_nothing(tmp_path):
     assert {v.verdict for v in regime.final.versus} == {"not told apart"}
     text = "\n".join(page(results))
     assert "**This is a part of the study**: 3 of 10 seeds have runs, 9 of 30 runs in all." in text
+    assert "verdicts before the last run are looks on the way" in text
     assert "3 pairs cannot show any difference" in text
 
 

@@ -103,7 +103,8 @@ def _unfinished(found: Mapping[str, Any]) -> Iterator[str]:
     yield (
         f"**This is a part of the study**: {most} of {whole} seeds have runs{f' ({fewer})' if fewer else ''}, "
         f"{len(runs)} of {wanted} runs in all{f'; nothing of {missing} is reported yet' if missing else ''}. It claims "
-        "nothing beyond what these can show."
+        "nothing beyond what these can show: verdicts before the last run are looks on the way, and every look more "
+        "makes a chance verdict likelier."
     )
 
 
