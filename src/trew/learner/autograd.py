@@ -70,9 +70,8 @@ class AutogradRunner(TokenValues):
         self.model, self.settings = model, settings or RunnerSettings()
         self.messages: list[str] = []
         self.verified = False
-        self._padding_open = (
-            undecodable(type(model), model.config) is not None
-        )  # whether layers that keep a state read it
+        # Whether layers that keep a state read the padding; known after the first samples.
+        self._padding_open = undecodable(type(model), model.config) is not None
         self._packing_open = False  # verified but for packed rows, since the first samples were longer than a window
         self._head_kind, self._products, self._release = head, products, release
         # Arguments are passed only where the signature names them: **kwargs may swallow others unused.

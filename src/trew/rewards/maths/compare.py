@@ -154,19 +154,19 @@ def _named(a: Answer, g: Answer) -> bool | None:
 
 
 def _both_named(left: Named, right: Named) -> bool | None:
+    """x_1 = 5 is x_{1} = 5 and f(n) = n + 1 is f(x) = x + 1; but f(1) = 3 is not f(2) = 6."""
     if _bare(left.name) == _bare(right.name):
         return _same(left.item, right.item)
     one, other = map(_APPLIED.fullmatch, (left.name, right.name))
-    if one and other and one[1] == other[1]:  # f(n) = n + 1 is f(x) = x + 1
+    if one and other and one[1] == other[1]:
         item = _renamed(left.item, one[2], other[2])
         return _same(item, right.item) if item is not None else False
+    # Before the equations: of f(1) = 3 and f(2) = 6 the letters and numbers alone are one equation.
     if all(_OF_SOMETHING.search(name) and not _DESCRIBED.search(name) for name in (left.name, right.name)):
-        return False  # f(1) = 3 is not f(2) = 6, although the letters and numbers alone are one equation
+        return False
     if left.equation is not None and right.equation is not None:
         return _proportional(left.equation, right.equation)
-    if left.name.count("'") != right.name.count("'") and "\\text" not in left.name + right.name:  # f' is not f
-        return False
-    if _differ(_bare(left.name), _bare(right.name)):
+    if _differ(left.name, right.name):
         return False
     # A description (area = 5) may be worded in many ways; x and y are different things.
     described = left.name.strip("{}").startswith("\\text") or right.name.startswith("\\text") or len(left.name) > 3
@@ -178,7 +178,10 @@ def _bare(name: str) -> str:
 
 
 def _differ(one: str, other: str) -> bool:
-    r"""Whether two names are of different things: two symbols, \alpha and \beta, or angles with their own vertices."""
+    r"""Whether two names are of different things: f' and f, \alpha and \beta, angles with vertices of their own."""
+    if one.count("'") != other.count("'") and "\\text" not in one + other:
+        return True
+    one, other = _bare(one), _bare(other)
     left, right = _ANGLE.fullmatch(one), _ANGLE.fullmatch(other)
     if left and right:
         return (left[1] or left[2]) != (right[1] or right[2])
