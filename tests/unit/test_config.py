@@ -159,6 +159,20 @@ def test_a_reward_file_beside_the_recipe_is_found_from_anywhere(tmp_path, monkey
     assert load(recipe).rewards[0].name == f"{tmp_path / 'mine.py'}:f"
 
 
+def test_files_of_code_may_begin_with_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    own = {
+        "environment": {"name": "~/games.py:Game", "tools": ["~/tools.py:search"]},
+        "rewards": [{"name": "~/r.py:f"}],
+    }
+    config = parse({"model": "m", **own}, base=tmp_path)
+    assert config.rewards[0].name == f"{tmp_path}/r.py:f"
+    assert (config.environment.name, *config.environment.tools) == (
+        f"{tmp_path}/games.py:Game",
+        f"{tmp_path}/tools.py:search",
+    )
+
+
 @pytest.mark.parametrize(
     ("given", "steps", "epochs"),
     [({}, 100, 1.0), ({"steps": 7}, 7, 0.0), ({"steps": 7, "sft": {"batch": 4}}, 7, 0.0),

@@ -289,6 +289,14 @@ def test_what_cannot_be_loaded(tmp_path: Path, spec: str, says: str) -> None:
         RewardSet.from_config([RewardConfig(name=f"{tmp_path}/{spec}")], host=Session())
 
 
+def test_a_file_below_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a program names it, without a recipe that makes it absolute."""
+    write(tmp_path, "def f(completions):\n    return [0.5 for _ in completions]\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    rewards = RewardSet.from_config([RewardConfig(name="~/my_rewards.py:f")], host=Session())
+    assert values(rewards, group("a")) == [0.5]
+
+
 @pytest.mark.parametrize(
     ("source", "says"),
     [

@@ -7,6 +7,7 @@ and wrong types, ``rules.validate`` all invalid values and combinations.
 from __future__ import annotations
 
 import dataclasses
+import os
 import tomllib
 import types
 import typing
@@ -196,8 +197,10 @@ def anchored(name: str, base: Path | None) -> str:
 
 def _anchor(name: str, base: Path | None) -> str:
     file, colon, function = name.rpartition(":")
-    if not colon or not file.endswith(".py") or Path(file).is_absolute() or "\0" in file:
+    if not colon or not file.endswith(".py") or "\0" in file:
         return name
+    if Path(home := os.path.expanduser(file)).is_absolute():
+        return f"{home}:{function}"
     # A file that is not beside the recipe is taken from the working directory.
     here = (base / file) if base is not None and (base / file).exists() else Path(file)
     return f"{here.resolve()}:{function}"

@@ -61,7 +61,7 @@ def _file_and_name(spec: str) -> tuple[Path, str]:
         file, name = (spec, "") if spec.endswith(".py") else (file or spec, name)
     if "\0" in file:  # resolve would raise a ValueError that names nothing
         raise ConfigError(f"{file!r} is no path: it has a NUL")
-    path = Path(file).resolve()
+    path = Path(os.path.expanduser(file)).resolve()
     if path.suffix != ".py":
         raise ConfigError(f"{spec!r} is not of the form path/to/file.py:function")
     if not path.is_file():
