@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 import tiny
 import trew
-from trew.config import Config, parse
+from trew.config import Config, DataConfig, EnvironmentConfig, parse
 from trew.errors import RewardError
 from trew.objective import TokenBatch, preset
 from trew.rollout.chat import Renderer
@@ -206,11 +206,14 @@ def test_an_episode_that_fails_is_told_with_its_cause(tmp_path: Path, model: Pat
     assert any("episodes failed in their environment" in text for text in display.warnings) or failed < 1
 
 
-@pytest.mark.parametrize(
-    ("environment", "said"), [("game.py:game", "trew env game.py:game --check"), ("", "trew rewards test")]
-)
-def test_the_end_of_a_run_that_cannot_be_judged_says_what_to_try(environment: str, said: str) -> None:
-    assert said in watch._advice(environment)
+def test_the_end_of_a_run_that_cannot_be_judged_says_what_to_try() -> None:
+    assert watch._advice(Config(model="m")) == "try the reward by itself (trew rewards test)"
+    own = EnvironmentConfig(name="/my games.py:game", args={"size": 6, "word": "a"}, tools=("calculator",))
+    data = DataConfig(task="gsm8k", train="rows.jsonl")
+    assert watch._advice(Config(model="m", environment=own, data=data)) == (
+        "try the environment by itself (trew env '/my games.py:game' --check --set size=6 'word=\"a\"' --tools "
+        "calculator --task gsm8k --data rows.jsonl)"
+    )
 
 
 def test_an_unsteady_reward_is_told(tmp_path: Path, model: Path) -> None:

@@ -26,9 +26,11 @@ from ..config import (
     load,
     one_set,
     parse,
+    to_table,
     validate,
 )
 from ..errors import ConfigError, Problems
+from ..utils.commands import trial
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -443,7 +445,7 @@ def show(display: Display, ready: Ready, result: EvalResult) -> None:
     if result.omission:
         display.warn(result.omission)
     if c.environment.name and any(r.status == "failed" for g in result.groups for r in g.group.rollouts):
-        display.line(f"note: try the environment by itself: trew env {c.environment.name} --check")
+        display.line(f"note: try the environment by itself: {trial(to_table(c))}")
     if result.truncated_share > 0.1:
         display.line("note: many completions were truncated; --max-tokens raises the limit")
 
@@ -482,7 +484,6 @@ def _write(ready: Ready, result: EvalResult, *, json: Path | None, completions: 
     """Writes the requested files, without secrets."""
     from json import dumps
 
-    from ..config import to_table
     from ..errors import output_file
     from ..runs import redact
     from ..runs.files import write_atomic

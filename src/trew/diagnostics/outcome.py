@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..utils.commands import trial
 from ..utils.metric_rows import is_evaluation
 from .health import Row, finite
 
@@ -35,7 +36,7 @@ def outcome(rows: Sequence[Row], table: Mapping[str, Any]) -> list[str]:
 
 def _causes(steps: Sequence[Row], table: Mapping[str, Any]) -> list[str]:
     """Yields every cause that the rows show, with advice."""
-    alone = _alone(table)
+    alone = trial(table)
     found = [_cut_off(steps, table), _failed(steps), _constant(steps, alone), _unjudged(steps, alone)]
     return [text for text in found if text] or [
         "Rewards differed, but the objective made no gradient of them. Look at advantage_share and clip_share in the "
@@ -53,13 +54,6 @@ def _cut_off(steps: Sequence[Row], table: Mapping[str, Any]) -> str:
         f"Every completion was cut off at the limit{at}, before it could give an answer: raise rollout.max_tokens, and "
         "check that the model knows its end token."
     )
-
-
-def _alone(table: Mapping[str, Any]) -> str:
-    """The command that tries what gives the rewards by itself."""
-    environment = table.get("environment")
-    name = environment.get("name") if isinstance(environment, Mapping) else ""
-    return f"trew env {name} --check" if name else "trew rewards test"
 
 
 def _failed(steps: Sequence[Row]) -> str:

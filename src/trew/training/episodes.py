@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..config import Config, EnvironmentConfig, RewardConfig
+from ..config import Config, EnvironmentConfig, RewardConfig, to_table
 from ..data import Dataset, by_set
 from ..data.episodes import numbered_episodes
 from ..data.load import load_eval, load_eval_of_sets, load_sets, load_task
@@ -25,6 +25,7 @@ from ..rollout.endings import ModelFacts
 from ..rollout.engine import Engine
 from ..rollout.episodes import Episodes, Limits, environment_seed, row_of
 from ..types import Prompt
+from ..utils.commands import trial
 
 TRIED = 8
 """Openings that are looked at before a run: the first of each data set for training and evaluation."""
@@ -144,7 +145,7 @@ def tried(config: Config, prompts: Sequence[Prompt]) -> list[Prompt]:
 def prepare(config: Config, prompts: Sequence[Prompt], renderer: Renderer, *, positions: int | None) -> EpisodePlan:
     """Begins an episode for each of ``prompts``, and checks that this model can play them. Raises ConfigError with
     every problem."""
-    openings = _openings(config.environment, prompts)
+    openings = _openings(config, prompts)
     # One opening stands for all of them here: one with tools, which some rows may bring and others not.
     first = next((opening for opening in openings if opening.tools), openings[0])
     format = _format(renderer, config) if first.tools or config.environment.tools else None
@@ -180,9 +181,9 @@ def _hosts(settings: EnvironmentConfig) -> Hosts:
     return Hosts(spec, size=settings.workers, timeout_s=settings.timeout_s)
 
 
-def _openings(settings: EnvironmentConfig, prompts: Sequence[Prompt]) -> list[Say]:
+def _openings(config: Config, prompts: Sequence[Prompt]) -> list[Say]:
     """The openings of episodes. Raises ConfigError where one fails."""
-    hosts = _hosts(settings)
+    hosts = _hosts(config.environment)
     try:
         keys = {hosts.begin(row_of(prompt), environment_seed(prompt)): prompt for prompt in prompts}
         found: dict[str, Say] = {}
@@ -192,7 +193,7 @@ def _openings(settings: EnvironmentConfig, prompts: Sequence[Prompt]) -> list[Sa
                 if answer.say is None:
                     raise ConfigError(
                         f"environment: the opening of prompt {keys[answer.key].uid!r} failed: {answer.kind}"
-                        f"{_brief(answer.error)}; trew env {settings.name} --check tries it by itself"
+                        f"{_brief(answer.error)}; {trial(to_table(config))} tries it by itself"
                     )
                 found[answer.key] = answer.say
         return [found[key] for key in keys]

@@ -7,11 +7,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ..config import Config, to_table
 from ..errors import RewardError
 from ..rewards.combine import FAILED
 from ..runs import RunFolder
 from ..runs.report.read import load_run
 from ..types import Rollout, Score, ScoredGroup
+from ..utils.commands import trial
 from ..utils.console import Display
 from ..utils.signals import Interrupted
 from .policy_program import PolicyProgram
@@ -81,14 +83,12 @@ def _end_if_unjudged(program: PolicyProgram, scores: Sequence[Score]) -> None:
     raise RewardError(
         f"{state.unjudged} steps in a row in which {what} got a value ({', '.join(sorted(lacking))}): "
         + ("nothing can be learned. " if none else f"rewards failed for more than track.max_failed = {most:g}. ")
-        + f"Look at the warnings above; {_advice(program.config.environment.name)}, or raise its timeout_s"
+        + f"Look at the warnings above; {_advice(program.config)}, or raise its timeout_s"
     )
 
 
-def _advice(environment: str) -> str:
-    if environment:
-        return f"try the environment by itself (trew env {environment} --check)"
-    return "try the reward by itself (trew rewards test)"
+def _advice(config: Config) -> str:
+    return f"try the {'environment' if config.environment.name else 'reward'} by itself ({trial(to_table(config))})"
 
 
 def after_step(program: PolicyProgram, row: Mapping[str, Any]) -> int:
