@@ -120,6 +120,7 @@ def value(text: str) -> Fraction | None:
         ("1.5e-3", Fraction(3, 2000)),
         ("5!", 120),
         (r"\binom{5}{2}", 10),
+        (r"\binom52 + \binom{10}3", 130),
         (r"\sqrt{2}\sqrt{8}", 4),
         (r"\sqrt[3]{-27}", -3),
         (r"(1+\sqrt2)(1-\sqrt2)", -1),

@@ -127,7 +127,7 @@ class _Scanner:
             return
         kind, token = match.lastgroup or "", match.group()
         if kind == "number":
-            # TeX takes one digit as an argument: \frac12 is 1/2.
+            # TeX takes one digit as an argument: \frac12 is 1/2, \binom52 is 10.
             token = token[0] if _is_argument(self.out) else token
             if len(token) > MAX_DIGITS:
                 raise TooLarge("a number of too many digits")
@@ -286,18 +286,23 @@ def is_value(out: list[Token]) -> bool:
     return i >= 0 and (out[i].kind in _VALUES or out[i].text in _VALUE_ENDS)
 
 
+_OF_TWO = ("\\frac", "\\binom")
+"""Commands of two arguments."""
+
+
 def _is_argument(out: list[Token]) -> bool:
-    """Whether TeX would take one digit only: the arguments of \\frac without braces."""
+    """Whether TeX would take one digit only: the arguments of \\frac and \\binom without braces."""
     if not out:
         return False
-    if out[-1].text == "\\frac":
+    if out[-1].text in _OF_TWO:
         return True
     return _second_of_fraction(out)
 
 
 def _second_of_fraction(out: list[Token]) -> bool:
-    """Whether the next token is the second argument of a ``\\frac`` whose first was a single digit or a group."""
-    if len(out) >= 2 and out[-2].text == "\\frac" and out[-1].kind == "number" and len(out[-1].text) == 1:
+    """Whether the next token is the second argument of a ``\\frac`` or ``\\binom`` whose first was a single digit or a
+    group."""
+    if len(out) >= 2 and out[-2].text in _OF_TWO and out[-1].kind == "number" and len(out[-1].text) == 1:
         return True
     if out[-1].text != "}":
         return False
@@ -306,5 +311,5 @@ def _second_of_fraction(out: list[Token]) -> bool:
     for i in range(len(out) - 1, max(-1, len(out) - 200), -1):
         depth += {"}": 1, "{": -1}.get(out[i].text, 0)
         if depth == 0:
-            return i > 0 and out[i - 1].text == "\\frac"
+            return i > 0 and out[i - 1].text in _OF_TWO
     return False
