@@ -100,7 +100,8 @@ def _search(folder: Path, deeper: int = _DEEPEST, left: list[int] | None = None)
     """The run folders at and up to ``deeper`` levels below ``folder``; follows no links below it."""
     # A list, so that all levels of the recursion count down the same number.
     left = [_MOST] if left is None else left
-    if is_run(folder):
+    inside = _INSIDE if is_run(folder) else frozenset()
+    if inside:
         left[0] -= 1
         yield folder
         # Rounds of trew iterate lie inside the folder of their run.
@@ -117,5 +118,6 @@ def _search(folder: Path, deeper: int = _DEEPEST, left: list[int] | None = None)
     except OSError:
         return
     for name in inner:
-        if left[0] > 0 and name not in _INSIDE:
+        # Only of a run: a folder of runs may have such a name too, as that of the study "weights".
+        if left[0] > 0 and name not in inside:
             yield from _search(folder / name, deeper - 1, left)
