@@ -2,7 +2,11 @@
 
 from pathlib import Path
 
+import pytest
+
+from trew.view import library
 from trew.view.library import Library
+from view_help import client, get
 
 
 def _run(folder: Path) -> Path:
@@ -32,3 +36,19 @@ def test_members_of_a_run_in_rounds_are_no_runs(tmp_path: Path) -> None:
     _run(tmp_path / "x" / "round-1" / "policy")
     _run(tmp_path / "x" / "final")
     assert _found(tmp_path) == ["x", "x/round-1/policy"]
+
+
+def test_a_folder_of_more_runs_than_are_shown_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "_MOST", 3)
+    for folder, count in (("few", 3), ("many", 4)):
+        for i in range(count):
+            _run(tmp_path / folder / f"run-{i}")
+    page = client(tmp_path / "few", tmp_path / "many")
+    found = get(page, "runs")
+    assert [run["name"] for run in found["runs"]] == [
+        *(f"few/run-{i}" for i in range(3)), *(f"many/run-{i}" for i in range(3))
+    ]  # fmt: skip
+    assert found["left_out"] == [
+        f"{tmp_path / 'many'}: has more than 3 runs, and only the first 3 are shown; start trew view with the folders "
+        "below it that you want to see"
+    ]

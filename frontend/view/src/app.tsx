@@ -130,6 +130,7 @@ export function App() {
             again={again}
           />
         )}
+        {view === "runs" && runs?.left_out?.map((text) => <Failure key={text} message={text} />)}
         {page ? <Content page={page} /> : !error && <p class="loading">Reading the run folders …</p>}
       </main>
       <footer>

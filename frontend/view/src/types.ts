@@ -28,6 +28,8 @@ export interface Run {
 export interface Runs {
   version: string;
   runs: Run[];
+  /** What is not listed, in words. */
+  left_out?: string[];
 }
 
 export interface Eval {

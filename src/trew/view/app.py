@@ -81,7 +81,8 @@ def application(library: Library, access: Access, store: Store, *, page: Path | 
 
 
 def _runs(library: Library, parameters: Parameters) -> dict[str, Any]:
-    return {"version": __version__, "runs": [run.about() for run in library.runs()]}
+    runs = [run.about() for run in library.runs()]
+    return {"version": __version__, "runs": runs, "left_out": library.left_out}
 
 
 def _named(library: Library, parameters: Parameters) -> list[ViewedRun]:

@@ -6,6 +6,7 @@ import os
 import re
 import threading
 from collections.abc import Collection, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 from ..errors import DataError
@@ -16,7 +17,8 @@ from .viewed import ViewedRun
 _DEEPEST = 3
 _OF_A_STUDY = 6
 _MOST = 2000
-"""Folders of runs are searched to this depth, a study's below it to another, and no more runs than this are shown."""
+"""Folders of runs are searched to this depth, a study's below it to another, and no more runs than this are shown of
+each folder that was named."""
 _INSIDE = frozenset({"rollouts", "evals", "checkpoints", "final", "weights", "pending"})
 """Members of a run folder that hold no other runs."""
 
@@ -32,6 +34,8 @@ class Library:
         # By folder, and by id. Runs are never removed, so that an id stays the run's.
         self._runs: dict[Path, ViewedRun] = {}
         self._ids: dict[str, ViewedRun] = {}
+        # What the last listing did not show, in words.
+        self.left_out: list[str] = []
         self._lock = threading.Lock()
         for folder in folders:
             if not folder.is_dir():
@@ -43,7 +47,15 @@ class Library:
     def runs(self) -> list[ViewedRun]:
         """All runs that are there now, in the order of the arguments and then by name."""
         with self._lock:
-            found = dict.fromkeys(path for folder in self._folders for path in _search(folder))
+            # One more than are shown, which says that there are more.
+            each = {folder: list(islice(_search(folder), _MOST + 1)) for folder in self._folders}
+            self.left_out = [
+                f"{folder}: has more than {_MOST:,} runs, and only the first {_MOST:,} are shown; start trew view with "
+                "the folders below it that you want to see"
+                for folder, paths in each.items()
+                if len(paths) > _MOST
+            ]
+            found = dict.fromkeys(path for paths in each.values() for path in paths[:_MOST])
             for path in found:
                 if path not in self._runs:
                     run = ViewedRun(path, id=self._new_id(path.name), name=self._name(path, {*found, *self._runs}))
@@ -96,13 +108,10 @@ def is_run(folder: Path) -> bool:
     return ("config.toml" in there and len(there) > 1) or {"metrics.jsonl", "rollouts"} <= there
 
 
-def _search(folder: Path, deeper: int = _DEEPEST, left: list[int] | None = None) -> Iterator[Path]:
+def _search(folder: Path, deeper: int = _DEEPEST) -> Iterator[Path]:
     """The run folders at and up to ``deeper`` levels below ``folder``; follows no links below it."""
-    # A list, so that all levels of the recursion count down the same number.
-    left = [_MOST] if left is None else left
     inside = _INSIDE if is_run(folder) else frozenset()
     if inside:
-        left[0] -= 1
         yield folder
         # Rounds of trew iterate lie inside the folder of their run.
         if not os.path.lexists(folder / "rounds.jsonl"):
@@ -119,5 +128,5 @@ def _search(folder: Path, deeper: int = _DEEPEST, left: list[int] | None = None)
         return
     for name in inner:
         # Only of a run: a folder of runs may have such a name too, as that of the study "weights".
-        if left[0] > 0 and name not in inside:
-            yield from _search(folder / name, deeper - 1, left)
+        if name not in inside:
+            yield from _search(folder / name, deeper - 1)
