@@ -52,3 +52,27 @@ def test_a_folder_of_more_runs_than_are_shown_is_named(tmp_path: Path, monkeypat
         f"{tmp_path / 'many'}: has more than 3 runs, and only the first 3 are shown; start trew view with the folders "
         "below it that you want to see"
     ]
+
+
+def test_an_address_leads_to_the_same_run_after_a_restart(tmp_path: Path) -> None:
+    for name in ("b/0", "c/0", "c/alone"):
+        _run(tmp_path / name)
+    before = {run.id: run.folder for run in Library([tmp_path]).runs()}
+    assert "alone" in before
+    _run(tmp_path / "a" / "0")  # is found before the others
+    _run(tmp_path / "a" / "alone")
+    after = {run.id: run.folder for run in Library([tmp_path]).runs()}
+    assert len(after) == 5
+    assert {id: folder for id, folder in after.items() if before.get(id, folder) != folder} == {}
+    assert set(before) - set(after) == {"alone"}  # refused, and not another run's
+
+
+def test_an_id_stays_while_the_server_runs(tmp_path: Path) -> None:
+    _run(tmp_path / "b" / "seed 0")
+    found = Library([tmp_path])
+    assert [run.id for run in found.runs()] == ["seed-0"]
+    _run(tmp_path / "a" / "seed-0")
+    first, second = found.runs()
+    assert (second.id, second.folder.parent.name) == ("seed-0", "b")
+    assert first.id.startswith("seed-0-")
+    assert found.run(first.id) is first

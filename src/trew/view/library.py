@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import threading
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -26,7 +28,8 @@ _INSIDE = frozenset({"rollouts", "evals", "checkpoints", "final", "weights", "pe
 class Library:
     """Finds runs again at every listing, so that a run that begins later appears by itself.
 
-    An id is the folder's name, made safe for URLs and unique; it stays the run's for as long as the server runs.
+    An id is the folder's name, made safe for URLs; where several have the same, with a hash of the whole path, so that
+    an address leads to the same run after a restart. It stays the run's for as long as the server runs.
     """
 
     def __init__(self, folders: Sequence[Path]) -> None:
@@ -56,9 +59,12 @@ class Library:
                 if len(paths) > _MOST
             ]
             found = dict.fromkeys(path for paths in each.values() for path in paths[:_MOST])
+            known = {*found, *self._runs}
+            shared = Counter(_plain(path.name) for path in known)
             for path in found:
                 if path not in self._runs:
-                    run = ViewedRun(path, id=self._new_id(path.name), name=self._name(path, {*found, *self._runs}))
+                    id = self._new_id(path, alone=shared[_plain(path.name)] == 1)
+                    run = ViewedRun(path, id=id, name=self._name(path, known))
                     self._runs[path] = self._ids[run.id] = run
             return [self._runs[path] for path in found]
 
@@ -92,12 +98,20 @@ class Library:
                 return path.relative_to(folder).parts
         return path.parts[-1:]
 
-    def _new_id(self, name: str) -> str:
-        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-") or "run"
+    def _new_id(self, path: Path, *, alone: bool) -> str:
+        plain = _plain(path.name)
+        if alone and plain not in self._ids:
+            return plain
+        # Not a number by order: another run that is found first would take it over at the next start.
+        sign = hashlib.blake2b(os.fsencode(path), digest_size=4).hexdigest()
         number = 1
-        while (made := plain if number == 1 else f"{plain}-{number}") in self._ids:
+        while (made := f"{plain}-{sign}" if number == 1 else f"{plain}-{sign}-{number}") in self._ids:
             number += 1
         return made
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-") or "run"
 
 
 def is_run(folder: Path) -> bool:
