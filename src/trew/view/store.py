@@ -28,9 +28,12 @@ class Store:
     def index(self, run: ViewedRun, eval: bool) -> Index:
         """The index of a run's training or evaluation completions, as the folder is now. Hold the run's lock."""
         with self._lock:
-            key = (run.id, eval)
+            key, scored = (run.id, eval), not run.given
             # Taken out and put in again: the index that was used last is at the end.
-            found = self._indexes.pop(key, None) or Index(run.folder, KINDS[eval], scored=not run.given)
+            found = self._indexes.pop(key, None)
+            # A run of another kind may have taken the folder over: whether its tables have rewards has changed then.
+            if found is None or found.scored != scored:
+                found = Index(run.folder, KINDS[eval], scored=scored)
             self._indexes[key] = found
             self._make_room()
         # Outside the lock: reading takes long, and the caller holds the run's own.
