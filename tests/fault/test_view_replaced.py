@@ -2,8 +2,11 @@
 
 from pathlib import Path
 
+import pyarrow.parquet as pq
+import pytest
+
 from trew.runs import RunFolder
-from view_help import CONFIG, client, get, group, write_step
+from view_help import CONFIG, client, get, group, make_run, write_step
 
 
 def test_a_run_in_the_folder_of_another_kind_has_its_scores(tmp_path: Path) -> None:
@@ -17,3 +20,27 @@ def test_a_run_in_the_folder_of_another_kind_has_its_scores(tmp_path: Path) -> N
         page = page or client(tmp_path)
         assert get(page, "runs/x/steps")["steps"][0]["mean"] == mean
         assert get(page, "runs/x/groups", step=1)["groups"][0]["mean"] == mean
+
+
+def _damage(path: Path, column: str) -> None:
+    """Overwrites the data of one column, as a bad sector does."""
+    chunks = pq.read_metadata(path).row_group(0)
+    found = next(c for c in map(chunks.column, range(chunks.num_columns)) if c.path_in_schema == column)
+    data = bytearray(path.read_bytes())
+    begin = found.dictionary_page_offset or found.data_page_offset
+    data[begin : begin + found.total_compressed_size] = bytes(found.total_compressed_size)
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("column", ["prompt", "completion"])
+def test_a_table_whose_texts_are_damaged_is_named(column: str, tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "x", steps=2)
+    _damage(folder / "rollouts" / "000002.parquet", column)
+    page = client(tmp_path)
+    message = get(page, "runs/x/groups", 404, step=2)["error"]["message"]
+    assert message.startswith("x: the groups of step 2 cannot be shown: rollouts/000002.parquet: cannot be read (")
+    # Everything else is there, and a text is a text, since the page shows it as one.
+    assert get(page, "runs/x/groups", step=1)["total"] == 2
+    assert [p["prompt"] for p in get(page, "runs/x/prompts", sort="uid")["prompts"]] == ["", "", "question held"]
+    history = get(page, "runs/x/prompt", uid="a")
+    assert (history["prompt"], [len(visit["rows"]) for visit in history["visits"]]) == ("question a", [2, 0])

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from . import table
 from .answers import NotHere
 from .parameters import Parameters
-from .rows import Place, number, rows
+from .rows import KINDS, Place, number, rows
 from .store import Store
 from .viewed import ViewedRun
 
@@ -30,18 +31,24 @@ def groups(run: ViewedRun, store: Store, p: Parameters) -> dict[str, Any]:
         keys = {"group": numbers, "disagreement": -spreads, "mean": means, "-mean": -means}
         # By the chosen key; numbers break ties. lexsort sorts by its last key first, and NaN last.
         order = np.lexsort((numbers, keys[sort]))
-        shown = [
-            _group(run, store, Place(eval, step, 0), np.flatnonzero(part.columns["group"] == numbers[i]))
-            | {"mean": number(means[i]), "std": number(spreads[i])}
-            for i in order[offset : offset + limit]
-        ]
+        try:
+            shown = [
+                _group(run, store, Place(eval, step, 0), np.flatnonzero(part.columns["group"] == numbers[i]))
+                | {"mean": number(means[i]), "std": number(spreads[i])}
+                for i in order[offset : offset + limit]
+            ]
+        except table.Unreadable as error:
+            raise NotHere(f"{run.name}: the groups of step {step} cannot be shown: {error}") from None
         return {"total": len(numbers), "groups": shown}
 
 
 def _group(run: ViewedRun, store: Store, at: Place, members: np.ndarray) -> dict[str, Any]:
+    """Raises Unreadable where the index could be read and the texts cannot."""
+    store.tables.get(run, at.eval, at.step)
     found = rows(run, store.tables, [Place(at.eval, at.step, int(i)) for i in members])
-    first = found[0] if found else {}
-    return {**{name: first.get(name) for name in ("group", "uid", "prompt", "gold")}, "rows": found}
+    if not found:
+        raise table.Unreadable(f"{KINDS[at.eval]}/{at.step:06d}.parquet: has changed or is damaged")
+    return {**{name: found[0][name] for name in ("group", "uid", "prompt", "gold")}, "rows": found}
 
 
 def spread(keys: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

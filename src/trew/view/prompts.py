@@ -99,7 +99,7 @@ def prompt(run: ViewedRun, store: Store, p: Parameters, uid: str) -> dict[str, A
         visits.sort(key=lambda visit: visit[:2])
         shown = [_visit(run, store, *visit) for visit in visits[offset : offset + limit]]
         first = next((visit["rows"][0] for visit in shown if visit["rows"]), {})
-        return {"uid": uid, "prompt": first.get("prompt"), "gold": first.get("gold"), "total": len(visits),
+        return {"uid": uid, "prompt": first.get("prompt", ""), "gold": first.get("gold"), "total": len(visits),
                 "visits": shown}  # fmt: skip
 
 
@@ -188,9 +188,10 @@ def _place(visits: Visits, at: int) -> Place:
 def _shown(found: Prompts, i: int, texts: dict[str, Any]) -> dict[str, Any]:
     v, first, last = found.visits, found.first[i], found.last[i]
     uid = v.names[int(v.uid[first])]
+    # Empty where the table's texts are damaged: the page takes every prompt for a text.
     row = texts.get(uid, {})
     return {
-        "uid": uid, "prompt": row.get("prompt"), "gold": row.get("gold"), "times": int(last - first + 1),
+        "uid": uid, "prompt": row.get("prompt", ""), "gold": row.get("gold"), "times": int(last - first + 1),
         "first": {"step": int(v.step[first]), "mean": number(v.mean[first])},
         "last": {"step": int(v.step[last]), "mean": number(v.mean[last])},
         "gain": number(found.gain[i]), "disagreement": number(found.disagreement[i]),
