@@ -17,17 +17,18 @@ def config(run: ViewedRun) -> dict[str, Any]:
 
 
 def compared(runs: list[ViewedRun]) -> dict[str, Any]:
-    """Every setting of the runs, with its default; a run without it has none there."""
+    """Every setting of the runs, with its default; a run without it has none there. Where one trains a reward model
+    there are no defaults: its settings of the same names have others."""
     names = dict.fromkeys(key for run in runs for key in run.values)
-    usual = defaults()
+    usual = None if any(run.kind == "reward" for run in runs) else defaults()
     return {
         "keys": [
             {
                 "key": key,
                 "values": {run.id: json_value(run.values[key]) for run in runs if key in run.values},
                 "differs": len({_known(run, key) for run in runs}) > 1,
-                "default": usual.get(key),
             }
+            | ({} if usual is None else {"default": usual.get(key)})
             for key in names
         ]
     }

@@ -27,13 +27,15 @@ function Keys({ page, data }: { page: Page; data: ConfigKeys }) {
   const several = page.chosen.length > 1;
   const search = params.get("key") ?? "";
   const onlyDiffering = several && !params.has("all");
+  // Of reward models no defaults are known.
+  const judged = data.keys.some((k) => "default" in k);
   const onlyChanged = params.has("changed");
   const isChanged = (k: ConfigKeys["keys"][number]) =>
     "default" in k && page.chosen.some((r) => plain(k.values[r.id]) !== plain(k.default));
   const rows = data.keys.filter(
     (k) =>
       (!onlyDiffering || k.differs) &&
-      (!onlyChanged || isChanged(k)) &&
+      (!onlyChanged || !judged || isChanged(k)) &&
       `${k.key} ${Object.values(k.values).map(plain).join(" ")}`.toLowerCase().includes(search.toLowerCase()),
   );
   const differing = data.keys.filter((k) => k.differs).length;
@@ -62,52 +64,61 @@ function Keys({ page, data }: { page: Page; data: ConfigKeys }) {
             only what differs
           </label>
         )}
-        <label class="check">
-          <input
-            type="checkbox"
-            checked={onlyChanged}
-            onChange={(e) => set(page, { changed: e.currentTarget.checked ? 1 : null })}
-          />{" "}
-          only what is not the default
-        </label>
+        {judged && <OnlyChanged page={page} checked={onlyChanged} />}
       </div>
       {!rows.length && (
         <Empty title={onlyDiffering && !search ? "These runs have the same settings." : "No setting fits."} />
       )}
-      {rows.length > 0 && (
-        <div class="scroll">
-          <table class="plain config">
-            <thead>
-              <tr>
-                <th>setting</th>
-                {page.chosen.map((r) => (
-                  <th key={r.id}>
-                    <span class="swatch" style={{ background: page.colour(r.id) }} /> {r.name}
-                  </th>
-                ))}
-                <th>default</th>
-              </tr>
-            </thead>
-            <tbody>
-              {rows.map((k) => (
-                <tr key={k.key} class={several && k.differs ? "differs" : ""}>
-                  <th scope="row">{k.key}</th>
-                  {page.chosen.map((r) => (
-                    <td
-                      key={r.id}
-                      class={"default" in k && plain(k.values[r.id]) !== plain(k.default) ? "changed" : ""}
-                    >
-                      <Text text={plain(k.values[r.id])} />
-                    </td>
-                  ))}
-                  <td class="muted">{"default" in k ? plain(k.default) : ""}</td>
-                </tr>
-              ))}
-            </tbody>
-          </table>
-        </div>
-      )}
+      {rows.length > 0 && <Table page={page} rows={rows} judged={judged} />}
     </section>
+  );
+}
+
+function OnlyChanged({ page, checked }: { page: Page; checked: boolean }) {
+  return (
+    <label class="check">
+      <input
+        type="checkbox"
+        checked={checked}
+        onChange={(e) => set(page, { changed: e.currentTarget.checked ? 1 : null })}
+      />{" "}
+      only what is not the default
+    </label>
+  );
+}
+
+/** `judged`: whether defaults are known. */
+function Table({ page, rows, judged }: { page: Page; rows: ConfigKeys["keys"]; judged: boolean }) {
+  const several = page.chosen.length > 1;
+  return (
+    <div class="scroll">
+      <table class="plain config">
+        <thead>
+          <tr>
+            <th>setting</th>
+            {page.chosen.map((r) => (
+              <th key={r.id}>
+                <span class="swatch" style={{ background: page.colour(r.id) }} /> {r.name}
+              </th>
+            ))}
+            {judged && <th>default</th>}
+          </tr>
+        </thead>
+        <tbody>
+          {rows.map((k) => (
+            <tr key={k.key} class={several && k.differs ? "differs" : ""}>
+              <th scope="row">{k.key}</th>
+              {page.chosen.map((r) => (
+                <td key={r.id} class={"default" in k && plain(k.values[r.id]) !== plain(k.default) ? "changed" : ""}>
+                  <Text text={plain(k.values[r.id])} />
+                </td>
+              ))}
+              {judged && <td class="muted">{"default" in k ? plain(k.default) : ""}</td>}
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </div>
   );
 }
 
