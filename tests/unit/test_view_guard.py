@@ -50,6 +50,15 @@ def test_two_tokens_are_none(folder):
     assert stranger(folder).get(f"/?token={TOKEN}&token={TOKEN}").status_code == 401
 
 
+@pytest.mark.parametrize("other", ['theme={"dark":true}', "name=Jane Doe (x)", "a b=1", "=", "ü=1", '"', "x", "p=a=b"])
+def test_cookies_of_other_programs_on_this_machine_do_not_lock_out(folder, other):
+    # Browsers send the cookies of a host to all of its ports, and other programs' may be no cookies by the standard.
+    own = f"trew-view-{PORT}={TOKEN}"
+    for cookie in (f"{other}; {own}", f"{own}; {other}", f"{other};{own};{other}"):
+        found = stranger(folder).get("/api/runs", headers={"Cookie": cookie.encode()})
+        assert found.status_code == 200, cookie
+
+
 def test_the_address_with_the_token_sets_a_cookie_that_opens_everything(folder):
     page = stranger(folder)
     found = page.get(f"/?token={TOKEN}")
