@@ -59,6 +59,15 @@ def test_cookies_of_other_programs_on_this_machine_do_not_lock_out(folder, other
         assert found.status_code == 200, cookie
 
 
+@pytest.mark.parametrize("port", [80, PORT])
+def test_the_usual_port_is_left_out_by_browsers(folder, port):
+    app = application(Library([folder]), Access(TOKEN, port), Store())
+    page = TestClient(app, base_url="http://127.0.0.1", headers={"Authorization": f"Bearer {TOKEN}"})
+    for host in ("127.0.0.1", "localhost", "[::1]"):
+        assert page.get("/api/runs", headers={"Host": host}).status_code == (200 if port == 80 else 403)
+    assert page.get("/api/runs", headers={"Host": "evil.example"}).status_code == 403
+
+
 def test_the_address_with_the_token_sets_a_cookie_that_opens_everything(folder):
     page = stranger(folder)
     found = page.get(f"/?token={TOKEN}")

@@ -39,8 +39,10 @@ class Access:
         return f"trew-view-{self.port}"
 
     def known_host(self, host: str) -> bool:
-        own = {f"{name}:{self.port}" for name in ("127.0.0.1", "localhost", "[::1]")}
-        return host.lower() in own | self.hosts
+        names = {"127.0.0.1", "localhost", "[::1]"}
+        own = {f"{name}:{self.port}" for name in names}
+        # Browsers leave the usual port of http out.
+        return host.lower() in own | self.hosts | (names if self.port == 80 else set())
 
     def right(self, given: str) -> bool:
         """Whether this is the token."""
