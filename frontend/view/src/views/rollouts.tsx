@@ -118,13 +118,8 @@ interface ListProps {
   range: [number, number] | undefined;
 }
 
-function GroupList({ page, run, step, isEval, range }: ListProps) {
-  const [limit, setLimit] = useState(MANY);
-  // While the slider is being moved, only where it comes to rest is asked for.
-  const settled = useSettled(step, 80);
-  const sort = page.route.params.get("sort") ?? "group";
-  const url = query(runPath(run.id, "groups"), { step: settled, eval: isEval ? 1 : 0, sort, offset: 0, limit });
-  const answer = useApi<Groups>(url, run.revision);
+function GroupList(props: ListProps) {
+  const [pages, setPages] = useState(1);
   const move = (by: number) => {
     const cards = [...document.querySelectorAll<HTMLElement>(".group")];
     const at = cards.findIndex((c) => c.contains(document.activeElement));
@@ -134,17 +129,44 @@ function GroupList({ page, run, step, isEval, range }: ListProps) {
   };
   useKeys({ j: () => move(1), k: () => move(-1) });
   return (
+    <>
+      {Array.from({ length: pages }, (_, i) => (
+        <GroupPage
+          key={i}
+          {...props}
+          offset={i * MANY}
+          more={i === pages - 1 ? () => setPages(pages + 1) : undefined}
+        />
+      ))}
+    </>
+  );
+}
+
+interface PageProps extends ListProps {
+  offset: number;
+  /** Shows the groups after these; only the last page has it. */
+  more: (() => void) | undefined;
+}
+
+/** Some of the groups: the server gives no more than a hundred at once, and a step may have many more. */
+function GroupPage({ page, run, step, isEval, range, offset, more }: PageProps) {
+  // While the slider is being moved, only where it comes to rest is asked for.
+  const settled = useSettled(step, 80);
+  const sort = page.route.params.get("sort") ?? "group";
+  const where = { step: settled, eval: isEval ? 1 : 0, sort, offset, limit: MANY };
+  const answer = useApi<Groups>(query(runPath(run.id, "groups"), where), run.revision);
+  return (
     <Loaded
       answer={answer}
       show={({ total, groups }) => (
         <div class="groups" aria-busy={answer.loading}>
-          {!groups.length && <Empty title={`Step ${settled} has no groups.`} />}
+          {!total && <Empty title={`Step ${settled} has no groups.`} />}
           {groups.map((g) => (
             <GroupCard key={`${g.group} ${g.uid}`} page={page} group={g} range={range} />
           ))}
-          {groups.length < total && (
-            <button type="button" class="more-button" onClick={() => setLimit(limit + MANY)}>
-              {plural(total - groups.length, "more group")}
+          {more && offset + groups.length < total && (
+            <button type="button" class="more-button" onClick={more}>
+              {plural(total - offset - groups.length, "more group")}
             </button>
           )}
         </div>

@@ -1,0 +1,29 @@
+"""Runs of unusual sizes and texts in a real browser."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from browser_help import serving
+from browser_runs import many
+from playwright.sync_api import expect
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("runs")
+    many(folder / "wide", steps=1, groups=110)
+    with serving(folder) as (found, _process):
+        yield found
+
+
+def test_every_group_of_a_step_can_be_reached(visit) -> None:
+    page = visit.open("#rollouts?run=wide")
+    for shown in range(12, 110, 12):
+        expect(page.locator(".group")).to_have_count(shown)
+        page.get_by_role("button", name=re.compile(f"^{110 - shown} more group")).click()
+    expect(page.locator(".group")).to_have_count(110)
+    expect(page.locator(".group").last).to_contain_text("Group 109")
+    expect(page.locator(".failure")).to_have_count(0)
