@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from browser_help import serving
-from browser_runs import many
+from browser_runs import many, sums
 from playwright.sync_api import expect
 
 
@@ -15,6 +15,8 @@ from playwright.sync_api import expect
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("runs")
     many(folder / "wide", steps=1, groups=110)
+    for seed in range(9):  # one more than there are colours
+        sums(folder / f"seed-{seed}", steps=2, seed=seed)
     with serving(folder) as (found, _process):
         yield found
 
@@ -27,3 +29,14 @@ def test_every_group_of_a_step_can_be_reached(visit) -> None:
     expect(page.locator(".group")).to_have_count(110)
     expect(page.locator(".group").last).to_contain_text("Group 109")
     expect(page.locator(".failure")).to_have_count(0)
+
+
+def test_every_run_has_its_own_interval_under_the_cursor(visit) -> None:
+    page = visit.open("#curves?" + "&".join(f"run=seed-{seed}" for seed in range(9)))
+    chart = page.get_by_role("img", name=re.compile("^held-out accuracy over step"))
+    chart.focus()
+    page.keyboard.press("ArrowRight")
+    rows = page.locator(".tip-row")
+    expect(rows).to_have_count(9)
+    for row in rows.all():
+        expect(row).to_have_text(re.compile(r"^seed-\d0\.25 \(95 %: 0\.1 to 0\.4\)$"))

@@ -154,7 +154,7 @@ function under(u: uPlot, { lines, marks, whiskers }: ChartProps): Hover | null {
     return { label: line.label, colour: line.colour, text: line.x[at] === x ? number(line.y[at]) + range + raw : "–" };
   });
   for (const w of whiskers.filter((each) => each.x === x && each.low !== null)) {
-    const known = values.find((v) => v.colour === w.colour);
+    const known = values.find((v) => v.label === w.label);
     if (known) known.text += ` (95 %: ${number(w.low)} to ${number(w.high)})`;
   }
   const near = marks.filter((mark) => Math.abs(u.valToPos(mark.x, "x") - left) < 7).slice(0, 6);

@@ -7,6 +7,8 @@ import { isSparse, MARKS, type Line } from "../series";
 import type { Mark, Num } from "../types";
 
 export interface Whisker {
+  /** That of its line: several runs may have one colour. */
+  label: string;
   x: number;
   mean: number;
   low: Num;

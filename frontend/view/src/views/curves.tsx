@@ -353,10 +353,12 @@ function evalLine({ run, metrics, colour }: Pair, time: boolean, measured: Measu
   return { label: run.name, colour, x: known.map((k) => k.x), y: known.map((k) => k.y), steps };
 }
 
-function evalWhiskers({ metrics, colour }: Pair, time: boolean, measured: Measured): Whisker[] {
+function evalWhiskers({ run, metrics, colour }: Pair, time: boolean, measured: Measured): Whisker[] {
   return evaluations(metrics, measured).flatMap((e) => {
     const x = placeOf(metrics, e.step, time);
-    return x === undefined || e.mean === null ? [] : [{ x, mean: e.mean, low: e.low, high: e.high, colour }];
+    return x === undefined || e.mean === null
+      ? []
+      : [{ label: run.name, x, mean: e.mean, low: e.low, high: e.high, colour }];
   });
 }
 
