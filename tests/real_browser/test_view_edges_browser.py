@@ -10,11 +10,19 @@ from browser_help import serving
 from browser_runs import many, sums
 from playwright.sync_api import expect
 
+from trew.runs import RunFolder
+from view_help import CONFIG, group, write_step
+
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("runs")
     many(folder / "wide", steps=1, groups=110)
+    for lr in (1.2345e-4, 1.23456e-4):
+        sums(folder / f"lr-{lr}", steps=1, seed=20_240_607, lr=lr)
+    with RunFolder.open(folder / "gold") as run:
+        run.write_config(CONFIG.format(steps=1, seed=0, lr=1e-3))
+        write_step(run, 1, group("pi", "3.14159265", "12345678", answer=3.14159265))
     for seed in range(9):  # one more than there are colours
         sums(folder / f"seed-{seed}", steps=2, seed=seed)
     with serving(folder) as (found, _process):
@@ -40,3 +48,15 @@ def test_every_run_has_its_own_interval_under_the_cursor(visit) -> None:
     expect(rows).to_have_count(9)
     for row in rows.all():
         expect(row).to_have_text(re.compile(r"^seed-\d0\.25 \(95 %: 0\.1 to 0\.4\)$"))
+
+
+def test_settings_and_golds_have_all_their_digits(visit) -> None:
+    page = visit.open("#config?run=lr-0.00012345&run=lr-0.000123456")
+    row = page.get_by_role("row", name=re.compile("^learner.lr"))
+    expect(row).to_contain_text("0.000123450.000123456")
+    page = visit.open("#config?run=lr-0.00012345")
+    expect(page.get_by_role("row", name=re.compile("^seed"))).to_contain_text("20240607")
+    page = visit.open("#health?run=lr-0.00012345")
+    expect(page.locator(".figures")).to_contain_text("seed20240607")
+    page = visit.open("#rollouts?run=gold")
+    expect(page.locator(".answer").first).to_contain_text("gold3.14159265")

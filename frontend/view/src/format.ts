@@ -54,11 +54,11 @@ export function ago(unix: number): string {
   return passed < 5 ? "now" : `${seconds(passed)} ago`;
 }
 
-/** Any value of a configuration or a data row as one line. */
+/** Any value of a configuration or a data row as one line; numbers with all their digits, by which settings differ. */
 export function plain(value: unknown): string {
   if (value === null || value === undefined) return "–";
   if (typeof value === "string") return value;
-  if (typeof value === "number") return number(value);
+  if (typeof value === "number") return value !== 0 && Math.abs(value) < 1e-4 ? value.toExponential() : String(value);
   return JSON.stringify(value);
 }
 

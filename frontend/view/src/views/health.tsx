@@ -84,7 +84,7 @@ const FIGURES: readonly (readonly [string, string, (v: number) => string])[] = [
   ["peak_memory_bytes", "peak memory", bytes],
   ["n_eval", "held-out prompts", number],
   ["steps", "steps", number],
-  ["seed", "seed", number],
+  ["seed", "seed", plain],
 ];
 
 function Figures({ data, run }: { data: Summary; run: Run }) {
