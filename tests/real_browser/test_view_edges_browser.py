@@ -20,6 +20,10 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     many(folder / "wide", steps=1, groups=110)
     for lr in (1.2345e-4, 1.23456e-4):
         sums(folder / f"lr-{lr}", steps=1, seed=20_240_607, lr=lr)
+    with RunFolder.open(folder / "short") as run:
+        run.write_config(CONFIG.format(steps=1, seed=0, lr=1e-3))
+        run.log({"step": 1, "reward": 0.5})
+        run.write_summary({"steps": 1, "seconds": 119.7})
     with RunFolder.open(folder / "gold") as run:
         run.write_config(CONFIG.format(steps=1, seed=0, lr=1e-3))
         write_step(run, 1, group("pi", "3.14159265", "12345678", answer=3.14159265))
@@ -60,3 +64,8 @@ def test_settings_and_golds_have_all_their_digits(visit) -> None:
     expect(page.locator(".figures")).to_contain_text("seed20240607")
     page = visit.open("#rollouts?run=gold")
     expect(page.locator(".answer").first).to_contain_text("gold3.14159265")
+
+
+def test_a_minute_has_sixty_seconds(visit) -> None:
+    page = visit.open("#health?run=short")
+    expect(page.locator(".figures")).to_contain_text("training time2 min 0 s")

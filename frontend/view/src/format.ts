@@ -42,8 +42,9 @@ export function bytes(value: Num | undefined): string {
 }
 
 export function seconds(value: number): string {
-  if (value < 90) return `${Math.round(value)} s`;
-  if (value < 600) return `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`;
+  const whole = Math.round(value); // before it is split: 119.7 s are 2 min 0 s
+  if (whole < 90) return `${whole} s`;
+  if (whole < 600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
   if (value < 90 * 60) return `${Math.round(value / 60)} min`;
   if (value < 48 * 3600) return `${(value / 3600).toFixed(1)} h`;
   return `${Math.round(value / 86400)} days`;
