@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from browser_help import serving
-from browser_runs import many, sums
+from browser_runs import hostile, many, sums
 from playwright.sync_api import expect
 
 from trew.runs import RunFolder
@@ -18,6 +18,7 @@ from view_help import CONFIG, group, write_step
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("runs")
     many(folder / "wide", steps=1, groups=110)
+    hostile(folder / "hostile")
     for lr in (1.2345e-4, 1.23456e-4):
         sums(folder / f"lr-{lr}", steps=1, seed=20_240_607, lr=lr)
     with RunFolder.open(folder / "short") as run:
@@ -69,3 +70,10 @@ def test_settings_and_golds_have_all_their_digits(visit) -> None:
 def test_a_minute_has_sixty_seconds(visit) -> None:
     page = visit.open("#health?run=short")
     expect(page.locator(".figures")).to_contain_text("training time2 min 0 s")
+
+
+def test_turns_have_their_texts_where_tokens_have_none(visit) -> None:
+    page = visit.open("#tokens?run=hostile&step=2&group=0&sample=0")
+    expect(page.locator(".token-area .note")).to_contain_text("the tokenizer of this run is not on this machine")
+    texts = page.locator(".turn .recorded")
+    expect(texts).to_have_text(["AB", "warm <b>", "CD"])

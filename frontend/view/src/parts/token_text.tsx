@@ -20,6 +20,11 @@ interface Paint {
   spaces: boolean;
 }
 
+/** Whether the tokens have texts: without a tokenizer, or where secrets were masked, only ids are known. */
+export function hasTexts({ tokens }: Completion): boolean {
+  return tokens[0]?.text !== null;
+}
+
 export function TokenText(paint: Paint) {
   const { completion } = paint;
   const turns = completion.turns ?? [];
@@ -31,6 +36,7 @@ export function TokenText(paint: Paint) {
       {blocks(turns, completion.tokens.length).map(({ turn, start, end, number: at }) => (
         <li key={start} class={`turn ${turn?.role ?? "environment"}`}>
           <TurnHead turn={turn} at={at} />
+          {turn?.text && !hasTexts(completion) ? <Text text={turn.text} class="recorded" /> : null}
           <Stretch {...paint} start={start} end={end} />
           {turn?.tool_calls?.length ? <ToolCalls calls={turn.tool_calls} /> : null}
         </li>

@@ -10,7 +10,7 @@ import { rangeOf } from "../parts/steps";
 import { Navigation, tableOf, type Place } from "../parts/token_nav";
 import { TokenHistogram, TokenPlot } from "../parts/token_plot";
 import { Inspector, Legend, PushSummary, Strongest } from "../parts/token_side";
-import { TokenText } from "../parts/token_text";
+import { hasTexts, TokenText } from "../parts/token_text";
 import { Text } from "../parts/text";
 import { useToken } from "../parts/use_token";
 import { firstValue, pushes, valueNames } from "../push";
@@ -191,12 +191,14 @@ function Shown({
   );
 }
 
-/** Where the tokens cannot show the text as it was recorded, the text itself. Turns have texts of their own. */
-function Recorded({ completion: { pieces, row, turns } }: { completion: Completion }) {
-  if (!pieces?.why || (turns?.length ?? 0) > 1) return null;
+/** Where the tokens cannot show the text as it was recorded, the text itself. Of an episode, each turn has its own. */
+function Recorded({ completion }: { completion: Completion }) {
+  const { pieces, row, turns } = completion;
+  const several = (turns?.length ?? 0) > 1;
+  if (!pieces?.why || (several && hasTexts(completion))) return null;
   return (
     <>
-      <Text text={row.completion} class="recorded" />
+      {!several && <Text text={row.completion} class="recorded" />}
       <p class="note">Tokens below: {pieces.why}.</p>
     </>
   );
