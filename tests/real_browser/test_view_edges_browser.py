@@ -25,6 +25,10 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         run.write_config(CONFIG.format(steps=1, seed=0, lr=1e-3))
         run.log({"step": 1, "reward": 0.5})
         run.write_summary({"steps": 1, "seconds": 119.7})
+    with RunFolder.open(folder / "pairs") as run:
+        run.write_config(CONFIG.format(steps=1, seed=0, lr=1e-3))
+        gold = "a" + "😀" * 200
+        write_step(run, 1, group("pairs", f"x{'😀' * 400}", "x", prompt=f"?{'😀' * 200}", answer=gold))
     with RunFolder.open(folder / "gold") as run:
         run.write_config(CONFIG.format(steps=1, seed=0, lr=1e-3))
         write_step(run, 1, group("pi", "3.14159265", "12345678", answer=3.14159265))
@@ -77,3 +81,13 @@ def test_turns_have_their_texts_where_tokens_have_none(visit) -> None:
     expect(page.locator(".token-area .note")).to_contain_text("the tokenizer of this run is not on this machine")
     texts = page.locator(".turn .recorded")
     expect(texts).to_have_text(["AB", "warm <b>", "CD"])
+
+
+@pytest.mark.parametrize("view", ["rollouts", "search", "prompts", "prompts?uid=pairs"])
+def test_no_character_is_cut_in_half(visit, view) -> None:
+    view, _, more = view.partition("?")
+    page = visit.open(f"#{view}?run=pairs&{more}")
+    page.get_by_text("😀").first.wait_for()
+    assert page.locator(".ctl").count() == 0
+    if view != "search":  # a gold that is not shown to its end says so
+        expect(page.locator(".gold, .line-answer").first).to_have_text(re.compile(r"^gold a(😀)+ …$"))

@@ -2,7 +2,7 @@
 
 import { link, type Page } from "../context";
 import { number, plain, signed } from "../format";
-import { excerpt, Text } from "./text";
+import { clip, excerpt, Text } from "./text";
 import { Score } from "./basics";
 import type { Row, Said } from "../types";
 
@@ -138,7 +138,7 @@ export function nameOf(row: Row): string {
 }
 
 export function Card({ page, row, range }: { page: Page; row: Row; range?: Range }) {
-  const text = row.completion.slice(0, SHOWN);
+  const text = clip(row.completion, 0, SHOWN);
   const cut = row.cut || row.completion.length > SHOWN;
   return (
     <article class="card" aria-label={nameOf(row)}>

@@ -96,9 +96,15 @@ function marked(text: string, find: string): ComponentChildren[] {
   return [...pieces, ...visible(text.slice(done))];
 }
 
+/** A part of a text that cuts no character in half: half of a pair of UTF-16 would get a label as if it was there. */
+export function clip(text: string, start: number, end: number): string {
+  const halved = (at: number) => at > 0 && (text.codePointAt(at - 1) ?? 0) > 0xffff;
+  return text.slice(halved(start) ? start - 1 : start, halved(end) ? end - 1 : end);
+}
+
 /** The part of a text around the first place where `find` occurs, for a list. */
 export function excerpt(text: string, find: string, length = 220): string {
   const at = find ? text.toLowerCase().indexOf(find.toLowerCase()) : -1;
   const start = at < length / 2 ? 0 : at - Math.floor(length / 3);
-  return (start > 0 ? "… " : "") + text.slice(start, start + length) + (start + length < text.length ? " …" : "");
+  return (start > 0 ? "… " : "") + clip(text, start, start + length) + (start + length < text.length ? " …" : "");
 }

@@ -75,7 +75,7 @@ function Line({ page, prompt, find, judged }: { page: Page; prompt: PromptInfo; 
         {prompt.disagreement !== null && <span class="muted">disagreement {number(prompt.disagreement)}</span>}
         {right !== null && (
           <span class="line-answer">
-            gold <Text text={right.slice(0, 60)} />
+            gold <Text text={excerpt(right, "", 60)} />
           </span>
         )}
       </span>
@@ -122,7 +122,7 @@ function History({ page, data, range }: { page: Page; data: PromptHistory; range
             <b>Prompt</b> <Text text={data.uid} class="muted" />
             {right !== null && (
               <span class="gold">
-                gold <Text text={right.slice(0, 200)} />
+                gold <Text text={excerpt(right, "", 200)} />
               </span>
             )}
           </div>

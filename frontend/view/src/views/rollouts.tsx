@@ -6,7 +6,7 @@ import { useApi, useKeys, useSettled } from "../hooks";
 import { Card, gold, Prompt } from "../parts/answer";
 import { Empty, Loaded, Segmented, Select } from "../parts/basics";
 import { rangeOf, StepSlider } from "../parts/steps";
-import { Text } from "../parts/text";
+import { excerpt, Text } from "../parts/text";
 import { whole } from "../route";
 import type { Group, Groups, Run, StepInfo, Steps } from "../types";
 
@@ -200,7 +200,7 @@ function GroupCard({ page, group, range }: { page: Page; group: Group; range: [n
           )}
           {right !== null && (
             <span class="gold">
-              gold <Text text={right.slice(0, 120)} />
+              gold <Text text={excerpt(right, "", 120)} />
             </span>
           )}
           {teachesNothing(group) && (

@@ -175,7 +175,7 @@ function Line({ page, row, find, range }: { page: Page; row: Row; find: string; 
         {row.truncated && <span class="tag warn">truncated</span>}
         {row.extracted !== null && (
           <span class="line-answer">
-            answer <Text text={row.extracted.slice(0, 60)} />
+            answer <Text text={excerpt(row.extracted, "", 60)} />
           </span>
         )}
       </span>
