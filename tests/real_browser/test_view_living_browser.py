@@ -76,6 +76,39 @@ def test_lists_of_completions_and_prompts_follow_a_run_that_trains(chromium: Any
                 window.close()
 
 
+SLOWLY = """
+() => {
+  const usual = window.fetch;
+  window.fetch = (url, how) => new Promise((yes, no) => {
+    how.signal.addEventListener("abort", () => no(how.signal.reason));
+    setTimeout(() => usual(url, how).then(yes, no), /metrics|summary/.test(url) ? 5000 : 0);
+  });
+}
+"""
+
+
+def test_a_run_that_changes_faster_than_its_server_answers_is_shown(chromium: Any, tmp_path: Path) -> None:
+    """Every change took the question back that was on the way."""
+    with RunFolder.open(tmp_path / "living") as run:
+        run.write_config(CONFIG.format(steps=99, seed=0, lr=1e-3))
+        grow(run, 1)
+        with serving(tmp_path) as (address, _process):
+            window = Visit(chromium, address)
+            page = window.open("#config?run=living")
+            page.evaluate(SLOWLY)
+            page.evaluate("location.hash = '#curves?run=living'")
+            for step in range(2, 16):
+                grow(run, step)
+                page.wait_for_timeout(1000)
+            assert page.get_by_role("img", name=re.compile("^reward over step")).count() == 1
+            page.evaluate("location.hash = '#health?run=living'")
+            for step in range(16, 26):
+                grow(run, step)
+                page.wait_for_timeout(1000)
+            assert page.get_by_role("heading", name="Warnings").count() == 1
+            window.close()
+
+
 def test_a_resumed_run_is_read_anew(chromium: Any, tmp_path: Path) -> None:
     """Rows that a resume removed must not stay on the page."""
     folder = sums(tmp_path / "back", steps=6)

@@ -20,37 +20,60 @@ function keep(key: string, data: unknown): void {
 const WAITING: Answer<never> = { data: undefined, error: undefined, loading: true };
 const NOTHING: Answer<never> = { data: undefined, error: undefined, loading: false };
 
+/** The requests of one address: one at a time. */
+interface Asking {
+  abort: AbortController;
+  busy: boolean;
+  /** What was asked for last. */
+  key: string;
+}
+
 /**
  * Asks for `url` (null: nothing) and again when `revision` changes. While a newer revision of the same url loads, the
- * older data stays, so that a live page does not flicker.
+ * older data stays, so that a live page does not flicker. An answer on the way is heard to its end first: of a run that
+ * changes faster than its server answers, nothing would ever be shown.
  */
 export function useApi<T>(url: string | null, revision = ""): Answer<T> {
   const key = `${url}\n${revision}`;
   const [state, setState] = useState<{ url: string | null; answer: Answer<T> }>({ url: null, answer: NOTHING });
+  const [heard, setHeard] = useState(0);
+  const asking = useRef<Asking | null>(null);
   useEffect(() => {
-    if (url === null) return;
+    const mine: Asking = { abort: new AbortController(), busy: false, key: "" };
+    asking.current = mine;
+    return () => mine.abort.abort();
+  }, [url]);
+  useEffect(() => {
+    const mine = asking.current;
+    if (url === null || !mine || mine.busy || mine.key === key) return;
+    mine.key = key;
     const known = answers.get(key) as T | undefined;
     if (known !== undefined) {
       setState({ url, answer: { data: known, error: undefined, loading: false } });
       return;
     }
-    const abort = new AbortController();
+    mine.busy = true;
+    const { signal } = mine.abort;
     setState((old) => ({ url, answer: { ...(old.url === url ? old.answer : WAITING), loading: true } }));
-    get<T>(url, abort.signal)
+    get<T>(url, signal)
       .then((data) => {
+        if (signal.aborted) return;
         keep(key, data);
         setState({ url, answer: { data, error: undefined, loading: false } });
       })
       .catch((error: unknown) => {
-        if (abort.signal.aborted) return;
+        if (signal.aborted) return;
         const message = error instanceof Error ? error.message : String(error);
         setState((old) => ({
           url,
           answer: { data: old.url === url ? old.answer.data : undefined, error: message, loading: false },
         }));
+      })
+      .finally(() => {
+        mine.busy = false;
+        if (!signal.aborted) setHeard((n) => n + 1);
       });
-    return () => abort.abort();
-  }, [url, key]);
+  }, [url, key, heard]);
   if (url === null) return NOTHING;
   if (state.url === url) return state.answer;
   const known = answers.get(key) as T | undefined;

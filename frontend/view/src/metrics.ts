@@ -34,28 +34,50 @@ async function load(run: Run, old: Metrics | undefined, signal: AbortSignal): Pr
 
 export function useMetrics(runs: readonly Run[]): Map<string, Known> {
   const [known, setKnown] = useState<Map<string, Known>>(new Map());
+  const [heard, setHeard] = useState(0);
   const kept = useRef(new Map<string, Metrics>());
+  const asking = useRef(new Map<string, AbortController>());
+  const failed = useRef(new Map<string, string>());
   const wanted = runs.map((run) => `${run.id}\n${run.revision}`).join("\n\n");
   const current = useRef(runs);
   current.current = runs;
   useEffect(() => {
-    const abort = new AbortController();
+    const ids = new Set(current.current.map((run) => run.id));
+    for (const [id, abort] of [...asking.current]) {
+      if (ids.has(id)) continue;
+      abort.abort();
+      asking.current.delete(id);
+    }
     for (const run of current.current) {
       const old = kept.current.get(run.id);
+      // An answer on the way is heard to its end: of runs that change faster than it comes, nothing would be shown.
+      if (asking.current.has(run.id) || failed.current.get(run.id) === run.revision) continue;
       if (old && old.revision === run.revision) continue;
+      const abort = new AbortController();
+      asking.current.set(run.id, abort);
       load(run, old, abort.signal)
         .then((metrics) => {
+          if (abort.signal.aborted) return;
           kept.current.set(run.id, { ...metrics, revision: run.revision });
           setKnown((all) => new Map(all).set(run.id, { metrics }));
         })
         .catch((error: unknown) => {
           if (abort.signal.aborted) return;
+          failed.current.set(run.id, run.revision);
           const message = error instanceof Error ? error.message : String(error);
           setKnown((all) => new Map(all).set(run.id, old ? { metrics: old, error: message } : { error: message }));
+        })
+        .finally(() => {
+          if (abort.signal.aborted) return;
+          asking.current.delete(run.id);
+          setHeard((n) => n + 1);
         });
     }
-    return () => abort.abort();
-  }, [wanted]);
+  }, [wanted, heard]);
+  useEffect(() => {
+    const all = asking.current;
+    return () => all.forEach((abort) => abort.abort());
+  }, []);
   return known;
 }
 
