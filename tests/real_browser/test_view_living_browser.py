@@ -87,6 +87,18 @@ SLOWLY = """
 """
 
 
+@pytest.mark.parametrize("view", ["curves", "rollouts", "search", "health"])
+def test_what_failed_is_asked_for_again_once_the_server_answers(visit, view) -> None:
+    """The list of runs was, and nothing else: a finished run's error stayed until the page was loaded again."""
+    page = visit.open("#config?run=slow-0")
+    page.evaluate("() => { window.usual = fetch; window.fetch = () => Promise.reject(new TypeError('away')) }")
+    page.evaluate(f"location.hash = '#{view}?run=slow-0'")
+    expect(page.locator(".failure").first).to_contain_text("The server does not answer.")
+    page.evaluate("window.fetch = window.usual")
+    expect(page.locator(".failure")).to_have_count(0)
+    expect(page.locator(".chart, .card, .virtual-row, .warnings").first).to_be_visible()
+
+
 def test_a_run_that_changes_faster_than_its_server_answers_is_shown(chromium: Any, tmp_path: Path) -> None:
     """Every change took the question back that was on the way."""
     with RunFolder.open(tmp_path / "living") as run:

@@ -5,6 +5,11 @@ const PATIENCE_MS = 60_000;
 /** A refusal or failure, in words that are shown as they are. */
 export class ApiError extends Error {}
 
+/** The server could not be reached. When it is back, nothing else changes by which the page would ask again. */
+export class NoAnswer extends ApiError {}
+
+export const AGAIN_MS = 5000;
+
 export function query(path: string, params: Record<string, string | number | boolean | undefined | string[]>): string {
   const search = new URLSearchParams();
   for (const [key, value] of Object.entries(params)) {
@@ -35,8 +40,8 @@ export async function get<T>(url: string, signal?: AbortSignal): Promise<T> {
     });
   } catch (error) {
     if (signal?.aborted) throw error;
-    if (patience.aborted) throw new ApiError(`The server has not answered for ${PATIENCE_MS / 1000} seconds.`);
-    throw new ApiError(
+    if (patience.aborted) throw new NoAnswer(`The server has not answered for ${PATIENCE_MS / 1000} seconds.`);
+    throw new NoAnswer(
       "The server does not answer. Is `trew view` still running? If it was started again, open the address that it printed.",
     );
   }

@@ -1,5 +1,5 @@
 import { useEffect, useRef, useState } from "preact/hooks";
-import { get } from "./api";
+import { AGAIN_MS, get, NoAnswer } from "./api";
 
 export interface Answer<T> {
   data: T | undefined;
@@ -68,6 +68,12 @@ export function useApi<T>(url: string | null, revision = ""): Answer<T> {
           url,
           answer: { data: old.url === url ? old.answer.data : undefined, error: message, loading: false },
         }));
+        if (!(error instanceof NoAnswer)) return;
+        setTimeout(() => {
+          if (signal.aborted) return;
+          mine.key = "";
+          setHeard((n) => n + 1);
+        }, AGAIN_MS);
       })
       .finally(() => {
         mine.busy = false;

@@ -1,7 +1,7 @@
 /** The metrics of several runs, kept current: only the steps that are new are asked for. */
 
 import { useEffect, useRef, useState } from "preact/hooks";
-import { get, query, runPath } from "./api";
+import { AGAIN_MS, get, NoAnswer, query, runPath } from "./api";
 import { hours } from "./series";
 import type { Eval, Metrics, Num, Run } from "./types";
 
@@ -66,6 +66,11 @@ export function useMetrics(runs: readonly Run[]): Map<string, Known> {
           failed.current.set(run.id, run.revision);
           const message = error instanceof Error ? error.message : String(error);
           setKnown((all) => new Map(all).set(run.id, old ? { metrics: old, error: message } : { error: message }));
+          if (!(error instanceof NoAnswer)) return;
+          setTimeout(() => {
+            failed.current.delete(run.id);
+            setHeard((n) => n + 1);
+          }, AGAIN_MS);
         })
         .finally(() => {
           if (abort.signal.aborted) return;

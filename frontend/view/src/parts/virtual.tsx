@@ -2,7 +2,7 @@
 
 import type { ComponentChildren } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { get } from "../api";
+import { AGAIN_MS, get, NoAnswer } from "../api";
 import { Failure } from "./basics";
 
 const PAGE = 50;
@@ -126,10 +126,12 @@ function usePages<T>(
         })
         .catch((error: unknown) => {
           if (asked.current !== mine) return;
-          mine.pages.delete(page);
+          mine.pages.clear(); // the rows of all pages are taken away below
           mine.waiting -= 1;
           const message = error instanceof Error ? error.message : String(error);
           setPages((old) => ({ first, rows: new Map(), total: undefined, error: message, answers: old.answers }));
+          if (!(error instanceof NoAnswer)) return;
+          setTimeout(() => setPages((old) => ({ ...old, answers: old.answers + 1 })), AGAIN_MS);
         });
     }
   }, [first, revision, view.from, view.to, pages.first, pages.total, pages.answers]);
