@@ -99,6 +99,18 @@ def test_what_failed_is_asked_for_again_once_the_server_answers(visit, view) -> 
     expect(page.locator(".chart, .card, .virtual-row, .warnings").first).to_be_visible()
 
 
+def test_the_time_since_a_run_changed_goes_on(chromium: Any, tmp_path: Path) -> None:
+    sums(tmp_path / "still", steps=1)
+    with serving(tmp_path) as (address, _process):
+        window = Visit(chromium, address)
+        page = window.open("#runs")
+        changed = page.locator("td[data-label=changed]")
+        before = changed.inner_text()
+        expect(changed).not_to_have_text(before)
+        expect(changed).to_have_text(re.compile(r"^\d+ s ago$"))
+        window.close()
+
+
 def test_a_run_that_changes_faster_than_its_server_answers_is_shown(chromium: Any, tmp_path: Path) -> None:
     """Every change took the question back that was on the way."""
     with RunFolder.open(tmp_path / "living") as run:

@@ -156,6 +156,15 @@ export function useSettled<T>(value: T, ms: number): T {
   return settled;
 }
 
+/** Draws again every `ms`: for what grows old while nothing else changes. */
+export function useClock(ms: number): void {
+  const [, setCount] = useState(0);
+  useEffect(() => {
+    const timer = setInterval(() => setCount((n) => n + 1), ms);
+    return () => clearInterval(timer);
+  }, [ms]);
+}
+
 /** Counts up when the colours change: the canvas charts are drawn again then. */
 export function useScheme(): number {
   const [count, setCount] = useState(0);

@@ -2,7 +2,7 @@ import { useState } from "preact/hooks";
 import { runPath } from "../api";
 import { link, type Page } from "../context";
 import { ago, number } from "../format";
-import { useApi, useSeen } from "../hooks";
+import { useApi, useClock, useSeen } from "../hooks";
 import { Empty, heldOut, State } from "../parts/basics";
 import { go, href } from "../route";
 import type { Run, Summary } from "../types";
@@ -164,7 +164,7 @@ function Line({ page, run, chosen, onToggle }: { page: Page; run: Run; chosen: b
       </td>
       <td data-label="seed">{run.seed}</td>
       <td data-label="changed" class="muted">
-        {ago(run.updated)}
+        <Ago unix={run.updated} />
       </td>
       <td data-label="before">{heldOut(data, "before")}</td>
       <td data-label="after">
@@ -172,6 +172,12 @@ function Line({ page, run, chosen, onToggle }: { page: Page; run: Run; chosen: b
       </td>
     </tr>
   );
+}
+
+/** Of a run that has stopped nothing else changes: without a clock it would have changed "now" for hours. */
+function Ago({ unix }: { unix: number }) {
+  useClock(5000);
+  return <>{ago(unix)}</>;
 }
 
 function Progress({ run }: { run: Run }) {
