@@ -29,6 +29,9 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         run.write_config(CONFIG.format(steps=1, seed=0, lr=1e-3))
         gold = "a" + "😀" * 200
         write_step(run, 1, group("pairs", f"x{'😀' * 400}", "x", prompt=f"?{'😀' * 200}", answer=gold))
+    with RunFolder.open(folder / "one") as run:
+        run.write_config(CONFIG.format(steps=1, seed=0, lr=1e-3))
+        write_step(run, 1, *(group("a", *["x"] * 90) for _ in range(3)))
     with RunFolder.open(folder / "gold") as run:
         run.write_config(CONFIG.format(steps=1, seed=0, lr=1e-3))
         write_step(run, 1, group("pi", "3.14159265", "12345678", answer=3.14159265))
@@ -91,3 +94,10 @@ def test_no_character_is_cut_in_half(visit, view) -> None:
     assert page.locator(".ctl").count() == 0
     if view != "search":  # a gold that is not shown to its end says so
         expect(page.locator(".gold, .line-answer").first).to_have_text(re.compile(r"^gold a(😀)+ …$"))
+
+
+def test_every_group_has_its_samples_however_often_its_prompt_is_in_the_step(visit) -> None:
+    page = visit.open("#tokens?run=one&step=1&group=2&sample=0")
+    expect(page.locator(".sibling")).to_have_count(90)
+    page.keyboard.press("ArrowRight")
+    assert "group=2&sample=1" in page.url

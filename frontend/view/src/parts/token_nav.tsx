@@ -6,7 +6,7 @@ import { link, set, type Page } from "../context";
 import { useApi, useKeys } from "../hooks";
 import { nameOf, RowScore } from "./answer";
 import { rangeOf } from "./steps";
-import type { Rollouts, Row, Run, Steps } from "../types";
+import type { Groups, Row, Run, Steps } from "../types";
 
 /** The place of one completion: as in the address. */
 export interface Place {
@@ -40,13 +40,13 @@ export function Navigation({
   place: Place;
   row: Row | undefined;
 }) {
-  const url =
-    row && query(runPath(run.id, "rollouts"), { step: place.step, eval: place.eval ? 1 : 0, uid: row.uid, limit: 200 });
-  const { data } = useApi<Rollouts>(url ?? null, tableOf(run, steps, place));
-  const siblings = useMemo(
-    () => (data?.rows ?? []).filter((r) => r.group === place.group).sort((a, b) => a.sample - b.sample),
-    [data, place.group],
-  );
+  // Groups are numbered from 0. Not by the prompt, whose completions may be more than the server gives at once.
+  const where = { step: place.step, eval: place.eval ? 1 : 0, offset: place.group, limit: 1 };
+  const { data } = useApi<Groups>(row ? query(runPath(run.id, "groups"), where) : null, tableOf(run, steps, place));
+  const siblings = useMemo(() => {
+    const rows = data?.groups.find((g) => g.group === place.group)?.rows ?? [];
+    return [...rows].sort((a, b) => a.sample - b.sample);
+  }, [data, place.group]);
   const known: { step: number; groups?: number }[] = place.eval ? steps.evals : steps.steps;
   const at = known.findIndex((s) => s.step === place.step);
   const groups = known[at]?.groups;
