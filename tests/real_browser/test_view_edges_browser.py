@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from browser_help import serving
 from browser_runs import hostile, many, sums
 from playwright.sync_api import expect
 
+from rollouts_help import rollout
 from trew.runs import RunFolder
+from trew.types import Group, Prompt, Score, ScoredGroup
 from view_help import CONFIG, group, write_step
 
 
@@ -32,6 +35,11 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with RunFolder.open(folder / "one") as run:
         run.write_config(CONFIG.format(steps=1, seed=0, lr=1e-3))
         write_step(run, 1, *(group("a", *["x"] * 90) for _ in range(3)))
+    with RunFolder.open(folder / "sure") as run:
+        run.write_config(CONFIG.format(steps=1, seed=0, lr=1e-3))
+        ids = np.arange(65, 75)
+        answer = rollout(ids, text="ABCDEFGHIJ", logprobs=-0.003, policy_logprobs=-0.004, entropies=0.01)
+        write_step(run, 1, ScoredGroup(Group(Prompt("sure", text="?"), (answer,)), (Score(1.0),)))
     with RunFolder.open(folder / "gold") as run:
         run.write_config(CONFIG.format(steps=1, seed=0, lr=1e-3))
         write_step(run, 1, group("pi", "3.14159265", "12345678", answer=3.14159265))
@@ -101,3 +109,9 @@ def test_every_group_has_its_samples_however_often_its_prompt_is_in_the_step(vis
     expect(page.locator(".sibling")).to_have_count(90)
     page.keyboard.press("ArrowRight")
     assert "group=2&sample=1" in page.url
+
+
+def test_a_value_near_another_is_not_rounded_to_it(visit) -> None:
+    page = visit.open("#tokens?run=sure&step=1&group=0&sample=0&token=1")
+    row = page.locator(".inspector").get_by_role("row", name=re.compile("^Log-prob"))
+    expect(row).to_contain_text("-0.004 (p 0.996)")

@@ -14,9 +14,15 @@ export function number(value: Num | undefined): string {
   return String(Number(value.toPrecision(4)));
 }
 
-/** Two significant digits, for the ends of a small axis. */
-export function short(value: number): string {
-  return number(Number(value.toPrecision(2)));
+/**
+ * Two significant digits, for the ends of a small axis; more where rounding would move the value by a tenth of `apart`,
+ * its distance to what is written beside it: a ratio of 1.02 beside 1 is not 1.
+ */
+export function short(value: number, apart = Infinity): string {
+  let digits = 2;
+  while (apart && digits < 6 && Math.abs(Number(value.toPrecision(digits)) - value) > apart / 10) digits += 1;
+  const near = Number(value.toPrecision(digits));
+  return digits > 4 ? String(near) : number(near);
 }
 
 export function signed(value: Num | undefined): string {

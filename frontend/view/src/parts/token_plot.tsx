@@ -112,7 +112,10 @@ function draw(context: CanvasRenderingContext2D, { completion, values, scale, at
   context.textAlign = "right";
   context.fillStyle = css("--muted");
   const ticks = [low, scale.centre, high].filter((v, i, all) => all.findIndex((o) => Math.abs(y(o) - y(v)) < 12) === i);
-  for (const tick of ticks) context.fillText(short(tick), LEFT - 6, Math.min(HEIGHT - 2, Math.max(10, y(tick) + 4)));
+  for (const tick of ticks) {
+    const text = short(tick, Math.abs(tick - scale.centre));
+    context.fillText(text, LEFT - 6, Math.min(HEIGHT - 2, Math.max(10, y(tick) + 4)));
+  }
   if (at !== null) {
     context.fillStyle = css("--text");
     context.fillRect(x(at) + Math.min(bar, 6) / 2 - 0.75, 0, 1.5, HEIGHT);
@@ -160,9 +163,9 @@ export function TokenHistogram({ title, values, scale }: { title: string; values
         })}
       </div>
       <div class="bar-ends">
-        <span>{short(found.min)}</span>
-        <span title="Heights are square roots of counts">median {short(found.median)}</span>
-        <span>{short(found.max)}</span>
+        <span>{short(found.min, found.max - found.min)}</span>
+        <span title="Heights are square roots of counts">median {short(found.median, found.max - found.min)}</span>
+        <span>{short(found.max, found.max - found.min)}</span>
       </div>
     </div>
   );

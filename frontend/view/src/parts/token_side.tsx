@@ -21,6 +21,10 @@ export function Legend({
   const ends = endsOf(scale);
   const stops = Array.from({ length: 21 }, (_, i) => ends.low + ((ends.high - ends.low) * i) / 20);
   const beyond = values.filter((v) => v !== null && outside(v, scale)).length;
+  const end = (at: number) => {
+    const value = scale.log ? Math.exp(at) : at;
+    return short(value, Math.abs(value - scale.centre));
+  };
   return (
     <div class="legend-box">
       <p>
@@ -36,9 +40,9 @@ export function Legend({
             ))}
           </div>
           <div class="bar-ends">
-            <span>{short(scale.log ? Math.exp(ends.low) : ends.low)}</span>
+            <span>{end(ends.low)}</span>
             {scale.kind === "diverging" && <span>{number(scale.centre)}</span>}
-            <span>{short(scale.log ? Math.exp(ends.high) : ends.high)}</span>
+            <span>{end(ends.high)}</span>
           </div>
         </>
       )}
@@ -180,7 +184,8 @@ function versionOf(completion: Completion, at: number): string {
 
 function valueText(name: string, value: Num | undefined): string {
   if (value === null || value === undefined) return "–";
-  if (name.endsWith("logprob")) return `${number(value)} (p ${short(Math.exp(value))})`;
+  const p = Math.exp(value);
+  if (name.endsWith("logprob")) return `${number(value)} (p ${short(p, 1 - p)})`;
   return ["coefficient", "advantage"].includes(name) || name.endsWith("gap") ? signed(value) : number(value);
 }
 

@@ -225,8 +225,8 @@ function Forest({ title, rows, zero = false }: { title: string; rows: ForestRow[
       <div class="forest-row forest-axis">
         <span />
         <span class="bar-ends">
-          <span>{short(min - pad)}</span>
-          <span>{short(max + pad)}</span>
+          <span>{short(min - pad, max - min)}</span>
+          <span>{short(max + pad, max - min)}</span>
         </span>
         <span />
       </div>
