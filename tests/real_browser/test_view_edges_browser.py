@@ -40,6 +40,10 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         ids = np.arange(65, 75)
         answer = rollout(ids, text="ABCDEFGHIJ", logprobs=-0.003, policy_logprobs=-0.004, entropies=0.01)
         write_step(run, 1, ScoredGroup(Group(Prompt("sure", text="?"), (answer,)), (Score(1.0),)))
+    with RunFolder.open(folder / "flat") as run:
+        run.write_config(CONFIG.format(steps=9, seed=0, lr=1e-3))
+        for step in range(1, 10):
+            run.log({"step": step, "ratio": 1.0 + step * 1e-6})
     with RunFolder.open(folder / "gold") as run:
         run.write_config(CONFIG.format(steps=1, seed=0, lr=1e-3))
         write_step(run, 1, group("pi", "3.14159265", "12345678", answer=3.14159265))
@@ -115,3 +119,19 @@ def test_a_value_near_another_is_not_rounded_to_it(visit) -> None:
     page = visit.open("#tokens?run=sure&step=1&group=0&sample=0&token=1")
     row = page.locator(".inspector").get_by_role("row", name=re.compile("^Log-prob"))
     expect(row).to_contain_text("-0.004 (p 0.996)")
+
+
+def test_places_on_an_axis_are_told_apart(visit) -> None:
+    """The canvas is not read: what is drawn on it is noted instead."""
+    page = visit.open("#runs")
+    page.evaluate("""() => {
+        window.drawn = new Set();
+        const usual = CanvasRenderingContext2D.prototype.fillText;
+        CanvasRenderingContext2D.prototype.fillText = function (text, ...where) {
+            window.drawn.add(text);
+            return usual.call(this, text, ...where);
+        };
+    }""")
+    page.evaluate("location.hash = '#curves?run=flat&metric=ratio'")
+    page.get_by_role("img", name=re.compile("^ratio over step")).wait_for()
+    page.wait_for_function("[...window.drawn].filter(text => /^1\\.0000/.test(text)).length >= 2")

@@ -14,6 +14,15 @@ export function number(value: Num | undefined): string {
   return String(Number(value.toPrecision(4)));
 }
 
+/** A place on an axis whose places are `step` apart: with more digits than `number` where two would look the same. */
+export function tick(value: number, step: number): string {
+  const size = Math.abs(value);
+  if (Number.isInteger(value) && size < 1e7) return number(value);
+  const digits = Math.floor(Math.log10(size)) - Math.floor(Math.log10(step)) + 1;
+  if (digits <= (size >= 1e5 || size < 1e-3 ? 3 : 4) || digits > 15) return number(value);
+  return size < 1e-3 ? value.toExponential(digits - 1) : String(Number(value.toPrecision(digits)));
+}
+
 /**
  * Two significant digits, for the ends of a small axis; more where rounding would move the value by a tenth of `apart`,
  * its distance to what is written beside it: a ratio of 1.02 beside 1 is not 1.

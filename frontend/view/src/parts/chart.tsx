@@ -96,7 +96,7 @@ function options(
     legend: { show: false },
     series: all,
     bands,
-    axes: axes(current.current.xTitle === "step"),
+    axes: axes(current.current.xTitle === "step", current.current.log),
     scales: { x: { time: false, range: xRange }, y: current.current.log ? { distr: 3 } : { range: yRange } },
     cursor: {
       sync: { key: "steps", scales: ["x", null] },

@@ -2,7 +2,7 @@
 
 import uPlot from "uplot";
 import { css } from "../colour";
-import { number } from "../format";
+import { number, tick } from "../format";
 import { isSparse, MARKS, type Line } from "../series";
 import type { Mark, Num } from "../types";
 
@@ -87,7 +87,7 @@ export function series({ lines, whiskers }: Drawn): { series: uPlot.Series[]; ba
 
 const WHOLE = [1, 2, 5].flatMap((n) => [0, 1, 2, 3, 4, 5, 6].map((power) => n * 10 ** power)).sort((a, b) => a - b);
 
-export function axes(whole: boolean): uPlot.Axis[] {
+export function axes(whole: boolean, log: boolean): uPlot.Axis[] {
   const grid = { stroke: css("--grid"), width: 1 };
   const common: uPlot.Axis = {
     stroke: css("--muted"),
@@ -101,12 +101,14 @@ export function axes(whole: boolean): uPlot.Axis[] {
       ...(whole ? { incrs: WHOLE } : {}),
       size: 28,
       space: 60,
-      values: (_u, values) => values.map((v) => number(v)),
+      values: (_u, values, _axis, _space, step) => values.map((v) => tick(v, step)),
     },
     {
       ...common,
       space: 34,
-      values: (_u, values) => values.map((v) => (v === null ? "" : number(v))),
+      // Places on a logarithmic axis are no step apart.
+      values: (_u, values, _axis, _space, step) =>
+        values.map((v) => (v === null ? "" : log ? number(v) : tick(v, step))),
       size: (u, values) => {
         if (!values?.length) return 40;
         u.ctx.save();
