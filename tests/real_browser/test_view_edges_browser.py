@@ -43,7 +43,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with RunFolder.open(folder / "flat") as run:
         run.write_config(CONFIG.format(steps=9, seed=0, lr=1e-3))
         for step in range(1, 10):
-            run.log({"step": step, "ratio": 1.0 + step * 1e-6})
+            run.log({"step": step, "ratio": 1.0 + step * 1e-6, "environment/out of turns": 0.5})
     with RunFolder.open(folder / "gold") as run:
         run.write_config(CONFIG.format(steps=1, seed=0, lr=1e-3))
         write_step(run, 1, group("pi", "3.14159265", "12345678", answer=3.14159265))
@@ -135,3 +135,12 @@ def test_places_on_an_axis_are_told_apart(visit) -> None:
     page.evaluate("location.hash = '#curves?run=flat&metric=ratio'")
     page.get_by_role("img", name=re.compile("^ratio over step")).wait_for()
     page.wait_for_function("[...window.drawn].filter(text => /^1\\.0000/.test(text)).length >= 2")
+
+
+def test_a_metric_with_spaces_in_its_name_can_be_pinned(visit) -> None:
+    page = visit.open("#curves?run=flat&metric=out+of")
+    page.get_by_label("Pin environment/out of turns").click()
+    expect(page.locator("details.section h2").first).to_have_text("Pinned")
+    page.reload()
+    visit.settled()
+    expect(page.locator("details.section h2").first).to_have_text("Pinned")

@@ -178,7 +178,8 @@ function ofSet(pairs: readonly Pair[], name: string): Pair[] {
 function Groups({ page, pairs, options, onZoom }: GroupsProps) {
   const params = page.route.params;
   const search = params.get("metric") ?? "";
-  const pinned = (params.get("pin") ?? "").split(" ").filter(Boolean);
+  // Names of an environment's metrics may have spaces.
+  const pinned = (params.get("pin") ?? "").split("\n").filter(Boolean);
   const found = sections(pairs, pinned, search);
   const fits = (name: string) => !search || `held-out ${name} eval`.includes(search.toLowerCase());
   const heldOut = pairs.some((p) => p.metrics.evals.length) && fits("accuracy");
@@ -253,7 +254,7 @@ function Panel(props: PanelProps) {
   const [large, setLarge] = useState(false);
   const help = helpOf(props);
   const isPinned = pinned.includes(name);
-  const pin = () => set(page, { pin: (isPinned ? pinned.filter((c) => c !== name) : [...pinned, name]).join(" ") });
+  const pin = () => set(page, { pin: (isPinned ? pinned.filter((c) => c !== name) : [...pinned, name]).join("\n") });
   return (
     <figure ref={ref} class="panel">
       <figcaption>
