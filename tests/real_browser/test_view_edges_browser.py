@@ -14,7 +14,7 @@ from playwright.sync_api import expect
 from rollouts_help import rollout
 from trew.runs import RunFolder
 from trew.types import Group, Prompt, Score, ScoredGroup
-from view_help import CONFIG, group, write_step
+from view_help import CONFIG, group, write_eval, write_step
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +44,9 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         run.write_config(CONFIG.format(steps=9, seed=0, lr=1e-3))
         for step in range(1, 10):
             run.log({"step": step, "ratio": 1.0 + step * 1e-6, "environment/out of turns": 0.5})
+    with RunFolder.open(folder / "held") as run:
+        run.write_config(CONFIG.format(steps=1, seed=0, lr=1e-3))
+        write_eval(run, 0, group("held", "yes", "yes too", scores=(1.0, 1.0)))
     with RunFolder.open(folder / "gold") as run:
         run.write_config(CONFIG.format(steps=1, seed=0, lr=1e-3))
         write_step(run, 1, group("pi", "3.14159265", "12345678", answer=3.14159265))
@@ -144,3 +147,9 @@ def test_a_metric_with_spaces_in_its_name_can_be_pinned(visit) -> None:
     page.reload()
     visit.settled()
     expect(page.locator("details.section h2").first).to_have_text("Pinned")
+
+
+def test_held_out_groups_are_not_said_to_be_without_signal(visit) -> None:
+    page = visit.open("#rollouts?run=held&eval=1")
+    expect(page.locator(".card")).to_have_count(2)
+    expect(page.get_by_text("no signal")).to_have_count(0)

@@ -177,6 +177,7 @@ function GroupPage({ page, run, step, isEval, range, offset, more }: PageProps) 
 
 /** A critic's advantages differ where rewards are equal; a group that was dropped has none. */
 function teachesNothing({ rows, std }: Group): boolean {
+  if (rows.some((row) => row.eval)) return false; // held out: nothing is to be learned from it
   const known = rows.filter((row) => row.advantage !== null);
   return known.length ? known.every((row) => row.advantage === 0) : std === 0 && rows.length > 1;
 }
