@@ -238,6 +238,8 @@ export interface PromptHistory {
   uid: string;
   prompt: string;
   gold: unknown;
+  /** All visits; of very many only the first and the last are here. */
+  total: number;
   visits: { step: number; eval: boolean; mean: Num; rows: Row[] }[];
 }
 

@@ -97,7 +97,11 @@ def prompt(run: ViewedRun, store: Store, p: Parameters, uid: str) -> dict[str, A
         if not visits:
             raise NotHere(f"uid: got {uid[:100]!r}, which is none of the prompts of {run.name}")
         visits.sort(key=lambda visit: visit[:2])
-        shown = [_visit(run, store, *visit) for visit in visits[offset : offset + limit]]
+        chosen = visits[offset : offset + limit]
+        if len(visits) > MOST_VISITS and not (p.text("offset") or p.text("limit")):
+            # How it ended is half of what is asked.
+            chosen = visits[: MOST_VISITS // 2] + visits[-(MOST_VISITS // 2) :]
+        shown = [_visit(run, store, *visit) for visit in chosen]
         first = next((visit["rows"][0] for visit in shown if visit["rows"]), {})
         return {"uid": uid, "prompt": first.get("prompt", ""), "gold": first.get("gold"), "total": len(visits),
                 "visits": shown}  # fmt: skip

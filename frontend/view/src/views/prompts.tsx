@@ -127,6 +127,11 @@ function History({ page, data, range }: { page: Page; data: PromptHistory; range
             )}
           </div>
           <Prompt text={data.prompt} open />
+          {data.total > data.visits.length && (
+            <p class="note">
+              Of {data.total.toLocaleString("en-US")} visits, the first and the last {data.visits.length / 2} are shown.
+            </p>
+          )}
         </header>
         {data.visits.some((visit) => visit.mean !== null) && <TimeLine visits={data.visits} range={range ?? [0, 1]} />}
       </section>

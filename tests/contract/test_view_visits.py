@@ -1,0 +1,23 @@
+"""One prompt through time in ``trew view``."""
+
+from pathlib import Path
+
+import pytest
+
+from trew.runs import RunFolder
+from trew.view import prompts
+from view_help import CONFIG, client, get, group, write_step
+
+
+def test_of_very_many_visits_the_first_and_the_last_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompts, "MOST_VISITS", 4)
+    with RunFolder.open(tmp_path / "x") as run:
+        run.write_config(CONFIG.format(steps=7, seed=0, lr=1e-3))
+        for step in range(1, 8):
+            write_step(run, step, group("a", "x", "y"), *([group("b", "x")] if step < 5 else []))
+    page = client(tmp_path)
+    for uid, steps, total in (("a", [1, 2, 6, 7], 7), ("b", [1, 2, 3, 4], 4)):
+        found = get(page, "runs/x/prompt", uid=uid)
+        assert ([visit["step"] for visit in found["visits"]], found["total"]) == (steps, total)
+    found = get(page, "runs/x/prompt", uid="a", offset=3)
+    assert [visit["step"] for visit in found["visits"]] == [4, 5, 6, 7]
