@@ -47,6 +47,11 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with RunFolder.open(folder / "held") as run:
         run.write_config(CONFIG.format(steps=1, seed=0, lr=1e-3))
         write_eval(run, 0, group("held", "yes", "yes too", scores=(1.0, 1.0)))
+    with RunFolder.open(folder / "nearly") as run:
+        run.write_config(CONFIG.format(steps=1, seed=0, lr=1e-3))
+        run.log({"step": 1, "reward": 0.5})
+        before, after = ({"mean": mean, "low": 0.1, "high": 1.0} for mean in (0.25, 0.9975))
+        run.write_summary({"steps": 1, "accuracy_before": before, "accuracy_after": after})
     with RunFolder.open(folder / "gold") as run:
         run.write_config(CONFIG.format(steps=1, seed=0, lr=1e-3))
         write_step(run, 1, group("pi", "3.14159265", "12345678", answer=3.14159265))
@@ -153,3 +158,8 @@ def test_held_out_groups_are_not_said_to_be_without_signal(visit) -> None:
     page = visit.open("#rollouts?run=held&eval=1")
     expect(page.locator(".card")).to_have_count(2)
     expect(page.get_by_text("no signal")).to_have_count(0)
+
+
+def test_nearly_all_is_not_all(visit) -> None:
+    page = visit.open("#health?run=nearly")
+    expect(page.locator(".ba-words")).to_contain_text("after 99.7 % (10 to 100 %)")

@@ -41,6 +41,8 @@ export function signed(value: Num | undefined): string {
 export function percent(value: Num | undefined): string {
   if (value === null || value === undefined) return "–";
   const hundred = value * 100;
+  // 399 of 400 are not all of them.
+  if (hundred > 99 && hundred < 100) return `${(Math.floor(hundred * 10) / 10).toFixed(1)} %`;
   return `${hundred > 0 && hundred < 1 ? hundred.toFixed(1) : Math.round(hundred)} %`;
 }
 
