@@ -163,3 +163,9 @@ def test_held_out_groups_are_not_said_to_be_without_signal(visit) -> None:
 def test_nearly_all_is_not_all(visit) -> None:
     page = visit.open("#health?run=nearly")
     expect(page.locator(".ba-words")).to_contain_text("after 99.7 % (10 to 100 %)")
+
+
+def test_a_number_of_prompts_that_is_not_known_is_not_null(visit) -> None:
+    page = visit.open("#health?run=nearly")
+    expect(page.locator(".ba-words")).to_contain_text("+75 points")
+    expect(page.locator(".ba-words")).not_to_contain_text("null")

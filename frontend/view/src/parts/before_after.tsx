@@ -86,7 +86,9 @@ function pairOf(data: Summary): Pair | null {
   if (!before || !after || before.mean === null || after.mean === null) {
     return { before: before ?? null, after: after ?? null, most: 1, words: "" };
   }
-  return { before, after, most: 1, words: `${after.n ?? before.n} prompts, ${change(after.mean - before.mean)}` };
+  const prompts = after.n ?? before.n;
+  const difference = change(after.mean - before.mean);
+  return { before, after, most: 1, words: prompts === null ? difference : `${prompts} prompts, ${difference}` };
 }
 
 function lossesOf({ loss_before, loss_after }: Summary): Pair {
