@@ -22,6 +22,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("runs")
     many(folder / "wide", steps=1, groups=110)
     hostile(folder / "hostile")
+    many(folder / "many", steps=2, groups=1)
     for lr in (1.2345e-4, 1.23456e-4):
         sums(folder / f"lr-{lr}", steps=1, seed=20_240_607, lr=lr)
     with RunFolder.open(folder / "short") as run:
@@ -169,3 +170,16 @@ def test_a_number_of_prompts_that_is_not_known_is_not_null(visit) -> None:
     page = visit.open("#health?run=nearly")
     expect(page.locator(".ba-words")).to_contain_text("+75 points")
     expect(page.locator(".ba-words")).not_to_contain_text("null")
+
+
+def test_completions_side_by_side_are_scrolled_by_the_arrow_keys(visit) -> None:
+    page = visit.open("#rollouts?run=many")
+    expect(page.locator(".histogram")).to_contain_text("Step 2")
+    page.set_viewport_size({"width": 500, "height": 800})
+    cards = page.locator(".cards").first
+    cards.focus()
+    page.keyboard.press("ArrowRight")
+    page.wait_for_function("document.querySelector('.cards').scrollLeft > 0")
+    page.keyboard.press("ArrowLeft")
+    page.wait_for_function("document.querySelector('.cards').scrollLeft === 0")
+    expect(page.locator(".histogram")).to_contain_text("Step 2")

@@ -108,6 +108,9 @@ export function useKeys(keys: Keys): void {
 function takesText(target: EventTarget | null, key: string): boolean {
   if (!(target instanceof HTMLElement)) return false;
   if (target.closest("dialog[open]")) return true;
+  // What is wider than its place is scrolled by these keys while it has the focus.
+  const scrolls = target.getAttribute("tabindex") === "0" && target.scrollWidth > target.clientWidth;
+  if (scrolls && ["ArrowLeft", "ArrowRight"].includes(key)) return true;
   if (target instanceof HTMLInputElement && ["checkbox", "radio", "button"].includes(target.type)) return false;
   if (target instanceof HTMLInputElement && target.type === "range") return key.startsWith("Arrow");
   return (
