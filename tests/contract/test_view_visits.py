@@ -1,10 +1,12 @@
-"""One prompt through time in ``trew view``."""
+"""One prompt through time in ``trew view``, and what completions can be searched for."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from trew.runs import RunFolder
+from trew.types import Score
 from trew.view import prompts
 from view_help import CONFIG, client, get, group, write_step
 
@@ -21,3 +23,14 @@ def test_of_very_many_visits_the_first_and_the_last_are_shown(tmp_path: Path, mo
         assert ([visit["step"] for visit in found["visits"]], found["total"]) == (steps, total)
     found = get(page, "runs/x/prompt", uid="a", offset=3)
     assert [visit["step"] for visit in found["visits"]] == [4, 5, 6, 7]
+
+
+def test_every_reward_can_be_searched_for_though_the_first_completion_was_not_judged(tmp_path: Path) -> None:
+    lost = group("a", "x", "y")
+    lost = replace(lost, scores=(Score(None, "environment_error"),) * 2)
+    with RunFolder.open(tmp_path / "x") as run:
+        run.write_config(CONFIG.format(steps=1, seed=0, lr=1e-3))
+        write_step(run, 1, lost, group("b", "x", "y"))
+    page = client(tmp_path)
+    assert get(page, "runs/x/rollouts", limit=1)["rows"][0]["parts"] == {}
+    assert get(page, "runs/x/steps")["parts"] == ["right", "form"]

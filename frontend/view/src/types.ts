@@ -153,6 +153,8 @@ export interface StepInfo {
 export interface Steps {
   steps: StepInfo[];
   evals: { step: number; rows: number; mean: Num; groups?: number }[];
+  /** The names of the rewards. */
+  parts?: string[];
   /** Files that could not be read, with the reason. */
   unreadable?: string[];
 }

@@ -24,6 +24,8 @@ def steps(run: ViewedRun, store: Store) -> dict[str, Any]:
             "steps": store.kept(run, "steps", training, lambda: _steps(training)),
             "evals": store.kept(run, "evals", evals, lambda: _evals(evals)),
             "quantiles": [LOW, HIGH],
+            # Of all completions: one whose episode failed was judged by none.
+            "parts": [*dict.fromkeys([*training.whole.parts, *evals.whole.parts])],
             "unreadable": [*training.damaged.values(), *evals.damaged.values()],
         }
 

@@ -48,8 +48,7 @@ function Filters({ page, run }: { page: Page; run: Run }) {
   const sort = wanted.get("sort") ?? "step";
   const filters = Object.fromEntries(FILTERS.flatMap((key) => (wanted.get(key) ? [[key, wanted.get(key) ?? ""]] : [])));
   const { data: steps } = useApi<Steps>(runPath(run.id, "steps"), run.revision);
-  const sample = useApi<Rollouts>(query(runPath(run.id, "rollouts"), { limit: 1 }), run.revision).data?.rows[0];
-  const parts = Object.keys(sample?.parts ?? {});
+  const parts = steps?.parts ?? [];
   const anything = FILTERS.some((key) => params.has(key));
   return (
     <>
