@@ -56,7 +56,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with RunFolder.open(folder / "gold") as run:
         run.write_config(CONFIG.format(steps=1, seed=0, lr=1e-3))
         write_step(run, 1, group("pi", "3.14159265", "12345678", answer=3.14159265))
-    for seed in range(9):  # one more than there are colours
+    for seed in range(14):
         sums(folder / f"seed-{seed}", steps=2, seed=seed)
     with serving(folder) as (found, _process):
         yield found
@@ -73,7 +73,7 @@ def test_every_group_of_a_step_can_be_reached(visit) -> None:
 
 
 def test_every_run_has_its_own_interval_under_the_cursor(visit) -> None:
-    page = visit.open("#curves?" + "&".join(f"run=seed-{seed}" for seed in range(9)))
+    page = visit.open("#curves?" + "&".join(f"run=seed-{seed}" for seed in range(9)))  # one more than colours
     chart = page.get_by_role("img", name=re.compile("^held-out accuracy over step"))
     chart.focus()
     page.keyboard.press("ArrowRight")
@@ -183,3 +183,11 @@ def test_completions_side_by_side_are_scrolled_by_the_arrow_keys(visit) -> None:
     page.keyboard.press("ArrowLeft")
     page.wait_for_function("document.querySelector('.cards').scrollLeft === 0")
     expect(page.locator(".histogram")).to_contain_text("Step 2")
+
+
+def test_values_that_have_no_room_under_the_cursor_are_counted(visit) -> None:
+    page = visit.open("#curves?" + "&".join(f"run=seed-{seed}" for seed in range(14)))
+    page.get_by_role("img", name=re.compile("^held-out accuracy over step")).focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator(".tip-row")).to_have_count(12)
+    expect(page.locator(".tip")).to_contain_text("and 2 more")

@@ -9,6 +9,9 @@ import { MARKS } from "../series";
 import { axes, drawMarks, drawWhiskers, series, table, type Drawn } from "./plot";
 import { Text } from "./text";
 
+/** Lines whose values are under the cursor: more would be higher than the screen. */
+const SHOWN = 12;
+
 interface Hover {
   x: number;
   left: number;
@@ -180,13 +183,14 @@ function Tip({ hover, xTitle, width }: { hover: Hover; xTitle: string; width: nu
       <div class="muted">
         {xTitle} {number(hover.x)}
       </div>
-      {hover.values.slice(0, 12).map((v) => (
+      {hover.values.slice(0, SHOWN).map((v) => (
         <div class="tip-row" key={v.label}>
           <span class="swatch" style={{ background: v.colour }} />
           <span class="tip-name">{v.label}</span>
           <b>{v.text}</b>
         </div>
       ))}
+      {hover.values.length > SHOWN && <div class="muted">and {hover.values.length - SHOWN} more</div>}
       {hover.marks.map((m, i) => (
         <div class={`tip-mark ${m.kind}`} key={i}>
           <b>
