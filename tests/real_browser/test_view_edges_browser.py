@@ -53,6 +53,9 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         run.log({"step": 1, "reward": 0.5})
         before, after = ({"mean": mean, "low": 0.1, "high": 1.0} for mean in (0.25, 0.9975))
         run.write_summary({"steps": 1, "accuracy_before": before, "accuracy_after": after})
+    with RunFolder.open(folder / "ten") as run:
+        run.write_config(CONFIG.format(steps=1, seed=0, lr=1e-3))
+        write_step(run, 1, group("low", "x", "y", scores=(2.0, 2.0)), group("ends", "x", "y", scores=(0.0, 10.0)))
     with RunFolder.open(folder / "gold") as run:
         run.write_config(CONFIG.format(steps=1, seed=0, lr=1e-3))
         write_step(run, 1, group("pi", "3.14159265", "12345678", answer=3.14159265))
@@ -191,3 +194,13 @@ def test_values_that_have_no_room_under_the_cursor_are_counted(visit) -> None:
     page.keyboard.press("ArrowRight")
     expect(page.locator(".tip-row")).to_have_count(12)
     expect(page.locator(".tip")).to_contain_text("and 2 more")
+
+
+def test_a_score_has_the_same_colour_in_the_list_of_prompts_as_elsewhere(visit) -> None:
+    colour = "e => getComputedStyle(e).backgroundColor"
+    page = visit.open("#rollouts?run=ten")
+    score = page.locator(".score", has_text=re.compile("^2$")).first
+    expected = score.evaluate(colour)
+    page = visit.open("#prompts?run=ten&sort=uid")
+    score = page.locator(".score", has_text=re.compile("^2$"))
+    expect(score).to_have_css("background-color", expected)

@@ -32,6 +32,8 @@ function List({ page, run }: { page: Page; run: Run }) {
   const sort = run.given ? "uid" : (ORDERS.find(([key]) => key === params.get("sort"))?.[0] ?? "gain");
   const text = useSettled(params.get("text") ?? "", 250);
   const [total, setTotal] = useState<number | undefined>();
+  const { data: steps } = useApi<Steps>(runPath(run.id, "steps"), run.revision);
+  const range = steps && rangeOf(steps.steps);
   return (
     <>
       <div class="controls">
@@ -55,18 +57,26 @@ function List({ page, run }: { page: Page; run: Run }) {
         height={76}
         onTotal={setTotal}
         empty={<Empty title={text ? "No prompt has this text." : "No prompts yet."} />}
-        row={(prompt) => <Line page={page} prompt={prompt} find={text} judged={!run.given} />}
+        row={(prompt) => <Line page={page} prompt={prompt} find={text} judged={!run.given} range={range} />}
       />
     </>
   );
 }
 
-function Line({ page, prompt, find, judged }: { page: Page; prompt: PromptInfo; find: string; judged: boolean }) {
+interface LineProps {
+  page: Page;
+  prompt: PromptInfo;
+  find: string;
+  judged: boolean;
+  range: [number, number] | undefined;
+}
+
+function Line({ page, prompt, find, judged, range }: LineProps) {
   const right = gold(prompt.gold);
   return (
     <button type="button" class="line" onClick={() => set(page, { uid: prompt.uid })}>
       <span class="line-facts">
-        {judged && <Gain prompt={prompt} />}
+        {judged && <Gain prompt={prompt} range={range} />}
         <span class="muted">
           {prompt.times < 2
             ? `step ${prompt.last.step} only`
@@ -86,11 +96,13 @@ function Line({ page, prompt, find, judged }: { page: Page; prompt: PromptInfo; 
   );
 }
 
-function Gain({ prompt }: { prompt: PromptInfo }) {
-  if (prompt.times < 2) return <Score value={prompt.last.mean} />;
+/** Scores have the colours that they have in every other view. */
+function Gain({ prompt, range: [low, high] = [0, 1] }: Pick<LineProps, "prompt" | "range">) {
+  if (prompt.times < 2) return <Score value={prompt.last.mean} low={low} high={high} />;
   return (
     <>
-      <Score value={prompt.first.mean} /> → <Score value={prompt.last.mean} />
+      <Score value={prompt.first.mean} low={low} high={high} /> →{" "}
+      <Score value={prompt.last.mean} low={low} high={high} />
       <b class={(prompt.gain ?? 0) < 0 ? "down" : "up"}>{signed(prompt.gain)}</b>
     </>
   );
