@@ -99,6 +99,15 @@ def test_what_failed_is_asked_for_again_once_the_server_answers(visit, view) -> 
     expect(page.locator(".chart, .card, .virtual-row, .warnings").first).to_be_visible()
 
 
+def test_a_page_that_is_looked_at_again_asks_no_more_often(visit) -> None:
+    page = visit.open("#runs")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url) if request.url.endswith("/api/runs") else None)
+    page.evaluate("for (let i = 0; i < 50; i += 1) document.dispatchEvent(new Event('visibilitychange'))")
+    page.wait_for_timeout(6000)
+    assert len(asked) <= 5
+
+
 def test_the_time_since_a_run_changed_goes_on(chromium: Any, tmp_path: Path) -> None:
     sums(tmp_path / "still", steps=1)
     with serving(tmp_path) as (address, _process):

@@ -54,8 +54,11 @@ function useRuns(): { runs: Runs | undefined; error: string | undefined; again: 
   useEffect(() => {
     let timer = 0;
     let failed = 0;
+    let busy = false; // one question at a time: each answer leads to the next
     const abort = new AbortController();
-    const ask = () =>
+    const ask = () => {
+      if (busy) return;
+      busy = true;
       get<Runs>("api/runs", abort.signal)
         .then((found) => {
           failed = 0;
@@ -68,14 +71,16 @@ function useRuns(): { runs: Runs | undefined; error: string | undefined; again: 
           setError(reason instanceof Error ? reason.message : String(reason));
         })
         .finally(() => {
+          busy = false;
           if (abort.signal.aborted) return;
           timer = window.setTimeout(ask, POLL_MS * (document.hidden ? 15 : Math.min(8, 2 ** failed)));
         });
-    void ask();
+    };
+    ask();
     const shown = () => {
       if (document.hidden) return;
       clearTimeout(timer);
-      void ask();
+      ask();
     };
     document.addEventListener("visibilitychange", shown);
     return () => {
