@@ -108,6 +108,19 @@ def test_a_page_that_is_looked_at_again_asks_no_more_often(visit) -> None:
     assert len(asked) <= 5
 
 
+def test_what_is_shown_stays_when_a_run_begins_that_is_listed_before_it(chromium: Any, tmp_path: Path) -> None:
+    sums(tmp_path / "b", steps=2)
+    with serving(tmp_path) as (address, _process):
+        window = Visit(chromium, address)
+        page = window.open("#rollouts?step=1")
+        expect(page.locator(".histogram")).to_contain_text("Step 1")
+        assert page.url.endswith("#rollouts?step=1&run=b")
+        sums(tmp_path / "a", steps=2)
+        expect(page.locator(".top-run option")).to_have_count(2)
+        expect(page.locator(".top-run select")).to_have_value("b")
+        window.close()
+
+
 def test_the_time_since_a_run_changed_goes_on(chromium: Any, tmp_path: Path) -> None:
     sums(tmp_path / "still", steps=1)
     with serving(tmp_path) as (address, _process):

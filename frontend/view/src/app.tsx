@@ -5,7 +5,7 @@ import type { Page } from "./context";
 import { useKeys } from "./hooks";
 import { Empty, Failure, State } from "./parts/basics";
 import { Help } from "./parts/help";
-import { go, href, runsOnly, useRoute, VIEWS, type Route, type View } from "./route";
+import { go, href, replace, runsOnly, useRoute, VIEWS, type Route, type View } from "./route";
 import type { Run, Runs } from "./types";
 import { Compare } from "./views/compare";
 import { Config } from "./views/config";
@@ -118,6 +118,10 @@ export function App() {
     ...Object.fromEntries(VIEWS.map((each, i) => [String(i + 1), () => go(href(each, runsOnly(params)))])),
   });
   const page = useMemo(() => (runs ? pageOf(route, runs.runs) : null), [runs, route]);
+  useEffect(() => {
+    // A run that begins later may be the first one then: what is shown stays, and the address leads back to it.
+    if (page?.main && view !== "runs" && !params.has("run")) replace(href(view, params, { run: page.main.id }));
+  }, [page, view, params]);
   useEffect(() => {
     const run = page?.main && view !== "runs" ? `${page.main.name} · ` : "";
     document.title = `${run}${TITLES[view]} · trew view`;
