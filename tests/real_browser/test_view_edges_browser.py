@@ -56,6 +56,11 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with RunFolder.open(folder / "ten") as run:
         run.write_config(CONFIG.format(steps=1, seed=0, lr=1e-3))
         write_step(run, 1, group("low", "x", "y", scores=(2.0, 2.0)), group("ends", "x", "y", scores=(0.0, 10.0)))
+    with RunFolder.open(folder / "judge") as run:
+        run.write_config('model = "none"\n')
+        run.log({"step": 1, "loss": 0.5})
+        for step, value in ((0, 0.5), (1, 0.75)):
+            run.log({"step": step, "eval_accuracy": value, "eval_low": 0.25, "eval_high": 1.0, "eval_n": 8})
     with RunFolder.open(folder / "gold") as run:
         run.write_config(CONFIG.format(steps=1, seed=0, lr=1e-3))
         write_step(run, 1, group("pi", "3.14159265", "12345678", answer=3.14159265))
@@ -204,3 +209,10 @@ def test_a_score_has_the_same_colour_in_the_list_of_prompts_as_elsewhere(visit) 
     page = visit.open("#prompts?run=ten&sort=uid")
     score = page.locator(".score", has_text=re.compile("^2$"))
     expect(score).to_have_css("background-color", expected)
+
+
+def test_a_reward_model_is_measured_on_pairs(visit) -> None:
+    page = visit.open("#curves?run=judge")
+    expect(page.locator(".ba-words")).to_contain_text("8 pairs, +25 points")
+    panel = page.locator(".panel", has_text="held-out accuracy").first
+    expect(panel.locator(".panel-help")).to_contain_text("agreement with held-out pairs")

@@ -88,6 +88,16 @@ export function useMetrics(runs: readonly Run[]): Map<string, Known> {
 
 export type Measured = "accuracy" | "loss";
 
+/** What the evaluations of these runs measured, in words. */
+export function aboutMeasured(measured: Measured, of: readonly { run: Run }[]): string {
+  if (measured === "loss") {
+    return of.every(({ run }) => run.given === "pairs")
+      ? "mean loss per held-out pair"
+      : "mean loss per answer token of the held-out rows";
+  }
+  return of.every(({ run }) => run.kind === "reward") ? "agreement with held-out pairs" : "accuracy on held-out prompts";
+}
+
 /** Every evaluation with its mean and interval, of accuracy or of the loss. */
 export function evaluations(
   metrics: Metrics,

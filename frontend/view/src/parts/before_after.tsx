@@ -30,7 +30,8 @@ export function BeforeAfter({ page }: { page: Page }) {
 
 function Bar({ run, colour }: { run: Run; colour: string }) {
   const { data } = useApi<Summary>(runPath(run.id, "summary"), run.revision);
-  const found = data && pairOf(data);
+  // The data of a reward model are pairs of answers.
+  const found = data && pairOf(data, run.kind === "reward" ? "pairs" : "prompts");
   if (!data || !found) return null;
   const { before, after, most } = found;
   const [was, is] = [heldOut(data, "before"), heldOut(data, "after")];
@@ -79,16 +80,15 @@ interface Pair {
   words: string;
 }
 
-function pairOf(data: Summary): Pair | null {
+function pairOf(data: Summary, what: string): Pair | null {
   if (data.loss_before || data.loss_after) return lossesOf(data);
   if (!data.before && !data.after) return null;
   const [before, after] = [data.before, data.after].map((each) => each && { ...each, mean: each.accuracy });
   if (!before || !after || before.mean === null || after.mean === null) {
     return { before: before ?? null, after: after ?? null, most: 1, words: "" };
   }
-  const prompts = after.n ?? before.n;
-  const difference = change(after.mean - before.mean);
-  return { before, after, most: 1, words: prompts === null ? difference : `${prompts} prompts, ${difference}` };
+  const counted = after.n ?? before.n;
+  return { before, after, most: 1, words: wordsOf(counted, what, after.mean - before.mean) };
 }
 
 function lossesOf({ loss_before, loss_after }: Summary): Pair {
@@ -101,6 +101,10 @@ function lossesOf({ loss_before, loss_after }: Summary): Pair {
     most: Math.max(...ends) || 1,
     words: rows ? `${rows} rows` : "",
   };
+}
+
+function wordsOf(count: Num, what: string, difference: number): string {
+  return count === null ? change(difference) : `${count} ${what}, ${change(difference)}`;
 }
 
 function change(difference: number): string {

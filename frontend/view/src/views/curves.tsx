@@ -2,7 +2,7 @@ import { useMemo, useState } from "preact/hooks";
 import { runColour } from "../colour";
 import { adjust, set, type Page } from "../context";
 import { useSeen } from "../hooks";
-import { evaluations, placeOf, places, useMetrics, type Known, type Measured } from "../metrics";
+import { aboutMeasured, evaluations, placeOf, places, useMetrics, type Known, type Measured } from "../metrics";
 import { Chart } from "../parts/chart";
 import { Empty, Failure, Segmented } from "../parts/basics";
 import { BeforeAfter } from "../parts/before_after";
@@ -241,10 +241,8 @@ interface PanelProps extends GroupsProps {
   measured?: Measured;
 }
 
-const MEASURED = { accuracy: "accuracy on held-out prompts", loss: "mean loss per answer token of the held-out rows" };
-
 function helpOf({ pairs, name, options, measured }: PanelProps): string | undefined {
-  if (measured) return `${MEASURED[measured]}${options.seeds ? "" : ", with its 95 % interval"}`;
+  if (measured) return `${aboutMeasured(measured, pairs)}${options.seeds ? "" : ", with its 95 % interval"}`;
   return pairs.map((p) => p.metrics.help[name]).find(Boolean);
 }
 
