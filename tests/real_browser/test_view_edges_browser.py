@@ -60,7 +60,8 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         run.write_config('model = "none"\n')
         run.log({"step": 1, "loss": 0.5})
         for step, value in ((0, 0.5), (1, 0.75)):
-            run.log({"step": step, "eval_accuracy": value, "eval_low": 0.25, "eval_high": 1.0, "eval_n": 8})
+            row = {"eval_accuracy": value, "eval_low": 0.25, "eval_high": 1.0, "eval_n": 8, "eval_auc": value}
+            run.log({"step": step, **row})
     with RunFolder.open(folder / "gold") as run:
         run.write_config(CONFIG.format(steps=1, seed=0, lr=1e-3))
         write_step(run, 1, group("pi", "3.14159265", "12345678", answer=3.14159265))
@@ -216,3 +217,9 @@ def test_a_reward_model_is_measured_on_pairs(visit) -> None:
     expect(page.locator(".ba-words")).to_contain_text("8 pairs, +25 points")
     panel = page.locator(".panel", has_text="held-out accuracy").first
     expect(panel.locator(".panel-help")).to_contain_text("agreement with held-out pairs")
+
+
+def test_what_evaluations_measured_besides_has_curves(visit) -> None:
+    page = visit.open("#curves?run=judge")
+    chart = page.get_by_role("img", name=re.compile("^held-out auc over step"))
+    expect(chart).to_have_attribute("aria-label", re.compile(r"first 0\.5, last 0\.75"))

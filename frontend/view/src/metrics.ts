@@ -2,7 +2,8 @@
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import { AGAIN_MS, get, NoAnswer, query, runPath } from "./api";
-import { hours } from "./series";
+import { runColour } from "./colour";
+import { hours, meanAndRange, type Line } from "./series";
 import type { Eval, Metrics, Num, Run } from "./types";
 
 export interface Known {
@@ -86,7 +87,22 @@ export function useMetrics(runs: readonly Run[]): Map<string, Known> {
   return known;
 }
 
-export type Measured = "accuracy" | "loss";
+/** What an evaluation measured: "other" is in the place of the accuracies, see `ofSet`. */
+export type Measured = "accuracy" | "loss" | "other";
+
+export type Pair = { run: Run; metrics: Metrics; colour: string };
+
+/** Evaluations by name: of the data sets, or of what was measured besides. */
+type Named = "eval_sets" | "eval_others";
+
+export function setNames(pairs: readonly Pair[], of: Named): string[] {
+  return [...new Set(pairs.flatMap((p) => Object.keys(p.metrics[of] ?? {})))].sort();
+}
+
+/** The same runs with the evaluations of one name in the place of all. */
+export function ofSet(pairs: readonly Pair[], of: Named, name: string): Pair[] {
+  return pairs.map((p) => ({ ...p, metrics: { ...p.metrics, evals: p.metrics[of]?.[name] ?? [] } }));
+}
 
 /** What the evaluations of these runs measured, in words. */
 export function aboutMeasured(measured: Measured, of: readonly { run: Run }[]): string {
@@ -118,4 +134,30 @@ export function placeOf(metrics: Metrics, step: number, time: boolean): number |
   if (!x) return undefined;
   const at = metrics.steps.findLastIndex((s) => s <= step);
   return at < 0 ? 0 : x[at];
+}
+
+/** One line for each setting: the mean of its runs, with a band from the lowest to the highest. */
+export function bands(pairs: Pair[], lines: Line[]): Line[] {
+  const settings = Map.groupBy(
+    lines.map((line, i) => ({ line, setting: pairs[i]?.run.setting ?? "" })),
+    (each) => each.setting,
+  );
+  return [...settings.values()].flatMap((members, i) => {
+    const known = members.map((m) => m.line).filter((l) => l.x.length);
+    const first = known[0];
+    if (!first) return [];
+    const colour = runColour(i);
+    if (known.length === 1) return [{ ...first, colour }];
+    const { x, mean, low, high } = meanAndRange(known);
+    return [
+      {
+        label: `${first.label} and ${known.length - 1} more of its setting (band: lowest to highest)`,
+        colour,
+        x,
+        y: mean,
+        low,
+        high,
+      },
+    ];
+  });
 }

@@ -66,6 +66,8 @@ export interface Metrics {
   eval_sets?: Record<string, Eval[]>;
   /** Of held-out demonstrations. */
   losses?: Loss[];
+  /** What evaluations measured besides, by name, without intervals. */
+  eval_others?: Record<string, Eval[]>;
   marks: Mark[];
   groups: { title: string; columns: string[] }[];
   help: Record<string, string>;

@@ -31,6 +31,7 @@ def metrics(run: ViewedRun, *, since: int = -1, only: frozenset[str] = frozenset
             "evals": evaluations(curves),
             "eval_sets": {name: evaluations(curves, f"/{name}") for name in _sets(curves)},
             "losses": losses(curves),
+            "eval_others": others(curves),
             "marks": marks(run, curves),
             "groups": groups(names),
             "help": {name: text for name in names if (text := help_of(name))},
@@ -72,6 +73,26 @@ def losses(curves: Curves) -> list[dict[str, Any]]:
         for step in sorted(curves.evals)
         if "eval_loss" in curves.evals[step] and "eval_accuracy" not in curves.evals[step]
     ]
+
+
+_SHOWN = frozenset({"accuracy", "low", "high", "n", "loss", "loss_low", "loss_high"})
+
+
+def others(curves: Curves) -> dict[str, list[dict[str, Any]]]:
+    """What evaluations measured besides: of reward models AUC and loss, of demonstrations the perplexity, of pairs how
+    many are in order. In the form of :func:`evaluations`, without intervals."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for step in sorted(curves.evals):
+        row = curves.evals[step]
+        # A loss beside an accuracy is none of :func:`losses`.
+        known = _SHOWN - {"loss"} if "eval_accuracy" in row else _SHOWN
+        for key, value in row.items():
+            name = key.removeprefix("eval_")
+            if name == key or name.partition("/")[0] in known or (number := finite(value)) is None:
+                continue
+            n = whole(finite(row.get("eval_n")))
+            found.setdefault(name, []).append({"step": step, "accuracy": number, "low": None, "high": None, "n": n})
+    return found
 
 
 def marks(run: ViewedRun, curves: Curves) -> list[dict[str, Any]]:

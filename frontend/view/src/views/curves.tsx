@@ -1,15 +1,15 @@
 import { useMemo, useState } from "preact/hooks";
-import { runColour } from "../colour";
 import { adjust, set, type Page } from "../context";
 import { useSeen } from "../hooks";
-import { aboutMeasured, evaluations, placeOf, places, useMetrics, type Known, type Measured } from "../metrics";
+import { aboutMeasured, bands, evaluations, ofSet, placeOf, places, setNames, useMetrics } from "../metrics";
+import type { Known, Measured, Pair } from "../metrics";
 import { Chart } from "../parts/chart";
 import { Empty, Failure, Segmented } from "../parts/basics";
 import { BeforeAfter } from "../parts/before_after";
 import type { Whisker } from "../parts/plot";
 import { whole } from "../route";
-import { meanAndRange, smooth, type Line } from "../series";
-import type { Mark, Metrics, Run } from "../types";
+import { smooth, type Line } from "../series";
+import type { Mark, Run } from "../types";
 
 interface Options {
   weight: number;
@@ -18,8 +18,6 @@ interface Options {
   seeds: boolean;
   zoom: [number, number] | null;
 }
-
-type Pair = { run: Run; metrics: Metrics; colour: string };
 
 const OPEN_GROUPS = 2;
 
@@ -166,15 +164,6 @@ function sections(pairs: Pair[], pinned: string[], search: string): { title: str
   );
 }
 
-function setNames(pairs: readonly Pair[]): string[] {
-  return [...new Set(pairs.flatMap((p) => Object.keys(p.metrics.eval_sets ?? {})))].sort();
-}
-
-/** The same runs with the evaluations of one data set. */
-function ofSet(pairs: readonly Pair[], name: string): Pair[] {
-  return pairs.map((p) => ({ ...p, metrics: { ...p.metrics, evals: p.metrics.eval_sets?.[name] ?? [] } }));
-}
-
 function Groups({ page, pairs, options, onZoom }: GroupsProps) {
   const params = page.route.params;
   const search = params.get("metric") ?? "";
@@ -184,7 +173,8 @@ function Groups({ page, pairs, options, onZoom }: GroupsProps) {
   const fits = (name: string) => !search || `held-out ${name} eval`.includes(search.toLowerCase());
   const heldOut = pairs.some((p) => p.metrics.evals.length) && fits("accuracy");
   const heldOutLoss = pairs.some((p) => p.metrics.losses?.length) && fits("loss");
-  if (!found.length && !heldOut && !heldOutLoss) {
+  const others = setNames(pairs, "eval_others").filter(fits);
+  if (!found.length && !heldOut && !heldOutLoss && !others.length) {
     if (search) return <Empty title={`No metric has "${search}" in its name.`} />;
     return <Empty title="No metrics yet.">The first step has not finished. Curves appear here by themselves.</Empty>;
   }
@@ -198,11 +188,11 @@ function Groups({ page, pairs, options, onZoom }: GroupsProps) {
             <Panel {...shared} name="held-out accuracy" measured="accuracy" />
           </div>
           <div class="charts">
-            {setNames(pairs).map((name) => (
+            {setNames(pairs, "eval_sets").map((name) => (
               <Panel
                 key={name}
                 {...shared}
-                pairs={ofSet(pairs, name)}
+                pairs={ofSet(pairs, "eval_sets", name)}
                 name={`held-out accuracy of ${name}`}
                 measured="accuracy"
               />
@@ -218,6 +208,7 @@ function Groups({ page, pairs, options, onZoom }: GroupsProps) {
           </div>
         </section>
       )}
+      <Others {...shared} names={others} />
       {found.map((section, i) => (
         <details key={section.title} class="section" open={i < OPEN_GROUPS || !!search || section.title === "Pinned"}>
           <summary>
@@ -234,6 +225,26 @@ function Groups({ page, pairs, options, onZoom }: GroupsProps) {
   );
 }
 
+function Others({ names, ...shared }: GroupsProps & { pinned: string[]; names: string[] }) {
+  if (!names.length) return null;
+  return (
+    <section>
+      <h2>Held-out: other measures</h2>
+      <div class="charts">
+        {names.map((n) => (
+          <Panel
+            key={n}
+            {...shared}
+            pairs={ofSet(shared.pairs, "eval_others", n)}
+            name={`held-out ${n}`}
+            measured="other"
+          />
+        ))}
+      </div>
+    </section>
+  );
+}
+
 interface PanelProps extends GroupsProps {
   name: string;
   pinned: string[];
@@ -242,6 +253,7 @@ interface PanelProps extends GroupsProps {
 }
 
 function helpOf({ pairs, name, options, measured }: PanelProps): string | undefined {
+  if (measured === "other") return undefined;
   if (measured) return `${aboutMeasured(measured, pairs)}${options.seeds ? "" : ", with its 95 % interval"}`;
   return pairs.map((p) => p.metrics.help[name]).find(Boolean);
 }
@@ -365,31 +377,5 @@ function placed({ run, metrics }: Pair, time: boolean, named: boolean): (Mark & 
   return metrics.marks.flatMap((mark) => {
     const x = placeOf(metrics, mark.step, time);
     return x === undefined ? [] : [{ ...mark, x, text: named ? `${run.name}: ${mark.text}` : mark.text }];
-  });
-}
-
-/** One line for each setting: the mean of its runs, with a band from the lowest to the highest. */
-function bands(pairs: Pair[], lines: Line[]): Line[] {
-  const settings = Map.groupBy(
-    lines.map((line, i) => ({ line, setting: pairs[i]?.run.setting ?? "" })),
-    (each) => each.setting,
-  );
-  return [...settings.values()].flatMap((members, i) => {
-    const known = members.map((m) => m.line).filter((l) => l.x.length);
-    const first = known[0];
-    if (!first) return [];
-    const colour = runColour(i);
-    if (known.length === 1) return [{ ...first, colour }];
-    const { x, mean, low, high } = meanAndRange(known);
-    return [
-      {
-        label: `${first.label} and ${known.length - 1} more of its setting (band: lowest to highest)`,
-        colour,
-        x,
-        y: mean,
-        low,
-        high,
-      },
-    ];
   });
 }

@@ -1,4 +1,4 @@
-"""One prompt through time in ``trew view``, and what completions can be searched for."""
+"""What ``trew view`` has of everything: visits of a prompt, names of rewards, numbers of evaluations."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -34,3 +34,24 @@ def test_every_reward_can_be_searched_for_though_the_first_completion_was_not_ju
     page = client(tmp_path)
     assert get(page, "runs/x/rollouts", limit=1)["rows"][0]["parts"] == {}
     assert get(page, "runs/x/steps")["parts"] == ["right", "form"]
+
+
+def test_all_that_evaluations_measured_is_given(tmp_path: Path) -> None:
+    known = {"low": None, "high": None, "n": 8}
+    with RunFolder.open(tmp_path / "x") as run:
+        run.write_config('model = "none"\n')
+        for step, value in ((0, 0.5), (2, 0.75)):
+            of_set = {"eval_accuracy/a": 0.5, "eval_low/a": 0.1, "eval_high/a": 0.9, "eval_n/a": 8}
+            row = {"eval_accuracy": value, "eval_low": 0.25, "eval_high": 1.0, "eval_n": 8, **of_set}
+            run.log({"step": step, **row, "eval_auc": value + 0.125, "eval_loss": 1 - value})
+    found = get(client(tmp_path), "runs/x/metrics")
+    assert found["eval_others"] == {
+        "auc": [{"step": 0, "accuracy": 0.625, **known}, {"step": 2, "accuracy": 0.875, **known}],
+        "loss": [{"step": 0, "accuracy": 0.5, **known}, {"step": 2, "accuracy": 0.25, **known}],
+    }
+    with RunFolder.open(tmp_path / "y") as run:
+        run.write_config('model = "none"\n')
+        row = {"eval_loss": 0.5, "eval_loss_low": 0.25, "eval_loss_high": 1.0, "eval_n": 8}
+        run.log({"step": 0, **row, "eval_preference_accuracy": 0.75, "eval_preference_margin": float("nan")})
+    found = get(client(tmp_path), "runs/y/metrics")
+    assert found["eval_others"] == {"preference_accuracy": [{"step": 0, "accuracy": 0.75, **known}]}
