@@ -5,8 +5,11 @@ import hashlib
 import json
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
+
+from trew.types import ScoreStatus
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "frontend" / "view"
@@ -44,6 +47,12 @@ def test_html_has_no_script_or_style_of_its_own() -> None:
     assert re.findall(r"<script[^>]*>", html) == ['<script type="module" crossorigin src="./app.js">']
     assert "<style" not in html
     assert not re.search(r"\s(style|on\w+)=", html)
+
+
+def test_every_status_of_a_reward_is_explained() -> None:
+    table = re.search(r"const STATUSES: .*? = {\n(.*?)\n};", (SOURCES / "src/parts/answer.tsx").read_text(), re.DOTALL)
+    assert table
+    assert re.findall(r"^  (\w+): ", table[1], re.MULTILINE) == list(get_args(ScoreStatus))
 
 
 @pytest.mark.parametrize("name", ["app.js", "index.css", "index.html"])

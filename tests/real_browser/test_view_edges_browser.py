@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -62,6 +63,10 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         for step, value in ((0, 0.5), (1, 0.75)):
             row = {"eval_accuracy": value, "eval_low": 0.25, "eval_high": 1.0, "eval_n": 8, "eval_auc": value}
             run.log({"step": step, **row})
+    with RunFolder.open(folder / "sets") as run:
+        run.write_config(CONFIG.format(steps=1, seed=0, lr=1e-3))
+        judged = Score(1.0, parts={"sums": 1.0, "code": None}, statuses={"sums": "scored", "code": "other_set"})
+        write_step(run, 1, replace(group("a/1", "x"), scores=(judged,)))
     with RunFolder.open(folder / "gold") as run:
         run.write_config(CONFIG.format(steps=1, seed=0, lr=1e-3))
         write_step(run, 1, group("pi", "3.14159265", "12345678", answer=3.14159265))
@@ -223,3 +228,13 @@ def test_what_evaluations_measured_besides_has_curves(visit) -> None:
     page = visit.open("#curves?run=judge")
     chart = page.get_by_role("img", name=re.compile("^held-out auc over step"))
     expect(chart).to_have_attribute("aria-label", re.compile(r"first 0\.5, last 0\.75"))
+
+
+def test_a_reward_of_another_data_set_is_no_trouble(visit) -> None:
+    page = visit.open("#rollouts?run=sets")
+    tag = page.locator(".parts .tag", has_text="other_set")
+    expect(tag).to_have_class(re.compile(r"^tag\s*$"))
+    expect(page.locator(".parts li", has_text="other_set")).to_have_attribute("title", re.compile("other data sets"))
+    page = visit.open("#search?run=sets")
+    page.get_by_label("Status").select_option("other_set")
+    expect(page.locator(".count")).to_have_text("1 completion match")

@@ -15,7 +15,10 @@ export const STATUSES: Record<string, string> = {
   sandbox_error: "the sandbox failed, so nothing was judged",
   environment_error: "the environment failed, so nothing was judged",
   not_applicable: "this reward does not apply to this prompt",
+  other_set: "this reward judges the rows of other data sets",
 };
+/** Those of a reward of which nothing was expected: no sign of trouble. */
+const USUAL: readonly string[] = ["not_applicable", "other_set"];
 
 const SHOWN = 700;
 
@@ -79,7 +82,7 @@ export function Parts({ row }: { row: Row }) {
         return (
           <li key={name} title={STATUSES[status] ?? status}>
             <span class="part-name">{name}</span> <b>{number(row.parts[name])}</b>
-            {status !== "scored" && <span class="tag warn">{status}</span>}
+            {status !== "scored" && <span class={`tag ${USUAL.includes(status) ? "" : "warn"}`}>{status}</span>}
           </li>
         );
       })}
