@@ -22,7 +22,8 @@ class Store:
     def __init__(self) -> None:
         self.tables, self.searches = Tables(), Searches()
         self._indexes: OrderedDict[tuple[str, bool], Index] = OrderedDict()
-        self._results: OrderedDict[object, Any] = OrderedDict()
+        # By run and name: of which index, at which version, and what was made of it.
+        self._results: OrderedDict[object, tuple[tuple[Index, int], Any]] = OrderedDict()
         self._lock = threading.RLock()  # of the dictionaries; an index is guarded by its run's lock
 
     def index(self, run: ViewedRun, eval: bool) -> Index:
@@ -65,4 +66,7 @@ class Store:
     def _make_room(self) -> None:
         # Two stay: the training and the evaluation index of the run that is looked at.
         while len(self._indexes) > 2 and sum(index.bytes for index in self._indexes.values()) > _KEPT_BYTES:
-            self._indexes.popitem(last=False)
+            _, gone = self._indexes.popitem(last=False)
+            # What was computed from it holds it in memory.
+            for key in [key for key, ((index, _), _) in self._results.items() if index is gone]:
+                del self._results[key]
