@@ -7,6 +7,7 @@ import socket
 import pytest
 from starlette.testclient import TestClient
 
+from trew.errors import ConfigError
 from trew.utils import listening
 from trew.view import serving
 from trew.view.app import application
@@ -171,3 +172,13 @@ def test_small_answers_are_sent_at_once():
     """asyncio turns Nagle's algorithm off only for sockets that say that they are TCP; else each answer takes 40 ms."""
     with listening.sockets_for("127.0.0.1", 0, encrypted=False)[0] as bound:
         assert bound.proto == socket.IPPROTO_TCP
+
+
+@pytest.mark.parametrize("host", ["", "http://localhost:9000", "localhost:9000/", "you@host:1", " host:1"])
+def test_a_host_that_no_browser_sends_is_refused(folder, host):
+    # Without a check it allowed nothing, and "" requests without a Host header.
+    with (
+        pytest.raises(ConfigError, match=r"allow_host: got .* accepts HOST:PORT"),
+        serving.serving([folder], port=0, hosts=("ok:1", host)),
+    ):
+        pass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import re
 import secrets
 import socket
 import threading
@@ -37,6 +38,7 @@ def serving(
     """Serves the runs in ``folders`` while the block runs. ``port``: 0 takes a free one, None the usual one if it is
     free. Raises ConfigError and DataError."""
     check_installed()
+    _check_hosts(hosts)
     from .app import application
     from .guard import Access
     from .library import Library
@@ -52,6 +54,16 @@ def serving(
             # Daemon: reading may take longer than the server runs.
             threading.Thread(target=store.warm, args=(library.runs(),), name="trew-view", daemon=True).start()
             yield Served(f"http://{HOST}:{taken}/?token={access.token}", taken, access.token, alive)
+
+
+def _check_hosts(hosts: Sequence[str]) -> None:
+    """Raises ConfigError for what no Host header is, so that it would allow nothing, or the lack of one."""
+    for host in hosts:
+        if not re.fullmatch(r"[^\s/@?#]+", host):
+            raise ConfigError(
+                f"allow_host: got {host!r}, accepts HOST:PORT as the browser's address has it, without http:// and "
+                "without a path; for example localhost:9000"
+            )
 
 
 def _socket(port: int | None) -> socket.socket:
