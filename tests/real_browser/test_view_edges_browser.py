@@ -67,6 +67,10 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         run.write_config(CONFIG.format(steps=1, seed=0, lr=1e-3))
         judged = Score(1.0, parts={"sums": 1.0, "code": None}, statuses={"sums": "scored", "code": "other_set"})
         write_step(run, 1, replace(group("a/1", "x"), scores=(judged,)))
+    with RunFolder.open(folder / "apart") as run:
+        run.write_config(CONFIG.format(steps=3, seed=0, lr=1e-3))
+        write_eval(run, 0, group("held", "no", "yes"))
+        write_step(run, 3, group("a", "no", "yes"))
     with RunFolder.open(folder / "gold") as run:
         run.write_config(CONFIG.format(steps=1, seed=0, lr=1e-3))
         write_step(run, 1, group("pi", "3.14159265", "12345678", answer=3.14159265))
@@ -238,3 +242,17 @@ def test_a_reward_of_another_data_set_is_no_trouble(visit) -> None:
     page = visit.open("#search?run=sets")
     page.get_by_label("Status").select_option("other_set")
     expect(page.locator(".count")).to_have_text("1 completion match")
+
+
+def test_no_error_flashes_between_training_and_held_out(visit) -> None:
+    page = visit.open("#rollouts?run=apart")
+    page.evaluate("""() => {
+        window.failures = 0;
+        const count = () => { window.failures += document.querySelectorAll(".failure").length };
+        new MutationObserver(count).observe(document.body, { childList: true, subtree: true });
+    }""")
+    for name, uid in (("Held-out", "held"), ("Training", "a"), ("Held-out", "held")):
+        page.get_by_role("button", name=re.compile(f"^{name}")).click()
+        expect(page.locator(".group")).to_contain_text(f"question {uid}")
+        page.wait_for_timeout(300)
+    assert page.evaluate("window.failures") == 0

@@ -150,8 +150,11 @@ interface PageProps extends ListProps {
 
 /** Some of the groups: the server gives no more than a hundred at once, and a step may have many more. */
 function GroupPage({ page, run, step, isEval, range, offset, more }: PageProps) {
-  // While the slider is being moved, only where it comes to rest is asked for.
-  const settled = useSettled(step, 80);
+  // While the slider is being moved, only where it comes to rest is asked for. Another run, and what is held out, has
+  // other steps: there the one that was shown before need not exist.
+  const place = `${run.id} ${isEval}`;
+  const [rested, restedPlace] = [useSettled(step, 80), useSettled(place, 80)];
+  const settled = restedPlace === place ? rested : step;
   const sort = page.route.params.get("sort") ?? "group";
   const where = { step: settled, eval: isEval ? 1 : 0, sort, offset, limit: MANY };
   const answer = useApi<Groups>(query(runPath(run.id, "groups"), where), run.revision);
