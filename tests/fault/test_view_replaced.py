@@ -39,6 +39,8 @@ def test_a_table_whose_texts_are_damaged_is_named(column: str, tmp_path: Path) -
     page = client(tmp_path)
     message = get(page, "runs/x/groups", 404, step=2)["error"]["message"]
     assert message.startswith("x: the groups of step 2 cannot be shown: rollouts/000002.parquet: cannot be read (")
+    found = get(page, "runs/x/rollouts", eval=0)
+    assert (found["total"], [row and row["step"] for row in found["rows"]]) == (10, [1] * 5 + [None] * 5)
     # Everything else is there, and a text is a text, since the page shows it as one.
     assert get(page, "runs/x/groups", step=1)["total"] == 2
     assert [p["prompt"] for p in get(page, "runs/x/prompts", sort="uid")["prompts"]] == ["", "", "question held"]

@@ -204,7 +204,8 @@ export interface Said {
 
 export interface Rollouts {
   total: number;
-  rows: Row[];
+  /** null: its table is damaged. */
+  rows: (Row | null)[];
 }
 
 export interface Group {

@@ -10,7 +10,7 @@ import numpy as np
 from .answers import BadRequest
 from .index import Index, Part
 from .parameters import Parameters
-from .rows import Place, rows
+from .rows import Place, at_places
 from .search import LONGEST
 from .store import Store
 from .viewed import ViewedRun
@@ -49,7 +49,8 @@ class Filter:
 
 
 def rollouts(run: ViewedRun, store: Store, p: Parameters) -> dict[str, Any]:
-    """The completions that a filter leaves, sorted, one page of them."""
+    """The completions that a filter leaves, sorted, one page of them; None for one that cannot be read, so that the
+    others keep their places."""
     wanted, sort = Filter.of(p), p.one_of("sort", SORTS, "step")
     offset, limit = p.whole("offset", 0, least=0), p.whole("limit", 50, least=1, most=MOST)
     with run.lock:
@@ -58,7 +59,7 @@ def rollouts(run: ViewedRun, store: Store, p: Parameters) -> dict[str, Any]:
                  if len((index := store.index(run, eval)).whole)]  # fmt: skip
         order = _sorted(found, sort)
         places = [_place(found[which], i) for which, i in order[offset : offset + limit].tolist()]
-        return {"total": len(order), "rows": rows(run, store.tables, places)}
+        return {"total": len(order), "rows": at_places(run, store.tables, places)}
 
 
 def _chosen(run: ViewedRun, store: Store, index: Index, wanted: Filter) -> np.ndarray:

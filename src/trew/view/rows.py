@@ -83,6 +83,11 @@ class Tables:
 
 def rows(run: ViewedRun, tables: Tables, places: Sequence[Place]) -> list[dict[str, Any]]:
     """The completions at ``places``, in that order; those whose table has become unreadable are left out."""
+    return [row for row in at_places(run, tables, places) if row is not None]
+
+
+def at_places(run: ViewedRun, tables: Tables, places: Sequence[Place]) -> list[dict[str, Any] | None]:
+    """The completion at each of ``places``; None where its table has become unreadable."""
     wanted: dict[tuple[bool, int], list[int]] = {}
     for place in places:
         wanted.setdefault((place.eval, place.step), []).append(place.row)
@@ -90,7 +95,7 @@ def rows(run: ViewedRun, tables: Tables, places: Sequence[Place]) -> list[dict[s
     with ThreadPoolExecutor(THREADS) as pool:  # a sorted page may have its rows in as many tables
         made = pool.map(lambda asked: _found(run, tables, *asked, given=given), wanted.items())
         found = {place: row for each in made for place, row in each.items()}
-    return [found[place] for place in places if place in found]
+    return [found.get(place) for place in places]
 
 
 def _found(

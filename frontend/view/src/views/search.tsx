@@ -125,7 +125,7 @@ function Filters({ page, run }: { page: Page; run: Run }) {
       <p class="count" role="status">
         {total === undefined ? " " : `${plural(total, "completion")}${anything ? " match" : ""}`}
       </p>
-      <VirtualList<Row>
+      <VirtualList<Row | null>
         label="Completions"
         url={(offset, limit) =>
           query(runPath(run.id, "rollouts"), { ...filters, eval: wanted.get("eval") ? 1 : 0, sort, offset, limit })
@@ -135,9 +135,13 @@ function Filters({ page, run }: { page: Page; run: Run }) {
         height={76}
         onTotal={setTotal}
         empty={<Empty title="No completion matches.">Widen or clear the filters.</Empty>}
-        row={(row) => (
-          <Line page={page} row={row} find={wanted.get("text") ?? ""} range={steps && rangeOf(steps.steps)} />
-        )}
+        row={(row) =>
+          row ? (
+            <Line page={page} row={row} find={wanted.get("text") ?? ""} range={steps && rangeOf(steps.steps)} />
+          ) : (
+            <p class="muted">This completion cannot be read: its table is damaged.</p>
+          )
+        }
       />
     </>
   );
