@@ -111,7 +111,9 @@ export function aboutMeasured(measured: Measured, of: readonly { run: Run }[]): 
       ? "mean loss per held-out pair"
       : "mean loss per answer token of the held-out rows";
   }
-  return of.every(({ run }) => run.kind === "reward") ? "agreement with held-out pairs" : "accuracy on held-out prompts";
+  return of.every(({ run }) => run.kind === "reward")
+    ? "agreement with held-out pairs"
+    : "accuracy on held-out prompts";
 }
 
 /** Every evaluation with its mean and interval, of accuracy or of the loss. */
