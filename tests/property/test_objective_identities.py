@@ -7,6 +7,7 @@ last bit of the coefficients, in float32 and float64, the others to 1e-7 of the 
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -311,7 +312,8 @@ def test_what_an_advantage_optimises(p, size):
 @pytest.mark.parametrize("p", [0.05, 0.3, 0.9])
 @pytest.mark.parametrize(("size", "k"), [(4, 1), (4, 2), (8, 2), (8, 5)])
 def test_pass_at_k_without_its_scale_has_the_slope_of_pass_at_k(p, size, k):
-    """k (1 - p)^(k - 1), up to 1/k and the factor 1 - k/G of a baseline that holds the answer itself."""
+    """(1 - p)^(k - 1), up to the factor 1 - k/G of a baseline that holds the answer itself: the chance that one of k is
+    right has k times this slope, and each answer has its share of it."""
 
     def scale(right: int) -> float:
         miss = math.comb(size - right, k) / math.comb(size, k)
@@ -319,6 +321,34 @@ def test_pass_at_k_without_its_scale_has_the_slope_of_pass_at_k(p, size, k):
 
     push = expected_push(of("pass-at-k", k=k), p=p, size=size, times=scale)
     assert push == pytest.approx((1 - p) ** (k - 1) * (1 - k / size))
+
+
+WRITTEN = {
+    "1": lambda p, k, size: 1,
+    "(1 − (1 − p)^(G−1)) / p": lambda p, k, size: (1 - (1 - p) ** (size - 1)) / p,
+    "(1 − p)^(G−1)": lambda p, k, size: (1 - p) ** (size - 1),
+    "(1 − p)^(k−1)": lambda p, k, size: (1 - p) ** (k - 1),
+    "k (1 − p)^(k−1)": lambda p, k, size: k * (1 - p) ** (k - 1),
+}
+"""Slopes as docs/objectives.md writes them."""
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"), [("dr-grpo", {}), ("maxrl", {}), ("grpo-passk", {"scale": "none"}), ("pass-at-k", {"k": 3})]
+)
+def test_the_page_says_what_an_advantage_optimises(name, settings):
+    """Of groups so large that it makes little difference whether a baseline holds the answer itself."""
+    page = (Path(__file__).parents[2] / "docs" / "objectives.md").read_text(encoding="utf-8")
+    table = page.partition("| advantage | F(p) |")[2].partition("\n\n")[0]
+    [slope] = [row.split(" | ")[2] for row in table.splitlines() if f"`{name}`" in row]
+    p, size, k = 0.05, 100, settings.get("k", 1)
+
+    def scale(right: int) -> float:
+        miss = math.comb(size - right, k) / math.comb(size, k)
+        return math.sqrt(miss * (1 - miss)) if name == "pass-at-k" else 1.0
+
+    push = expected_push(of(name, **settings), p=p, size=size, times=scale)
+    assert push == pytest.approx(WRITTEN[slope](p, k, size), rel=0.04)
 
 
 def test_large_groups_of_z_scores_climb_the_arcsine():
