@@ -7,7 +7,11 @@ import re
 import typing
 from pathlib import Path
 
+import pytest
+import torch
+
 from trew.diagnostics import monitors
+from trew.objective import TokenBatch, preset
 from trew.reward_training import program as reward_program
 from trew.rewards.combine import FAILED
 from trew.runs.layout import LOCK, RUN
@@ -95,3 +99,24 @@ def test_every_metric_of_a_reward_models_training_is_named():
     metrics = {name for part in parts for name in re.findall(r'"(\w+)": ', inspect.getsource(part))}
     assert {"loss", "margin", "eval_auc"} <= metrics
     assert metrics - {"step"} - named(section) == set()
+
+
+def test_the_page_of_misconceptions_says_which_deviation_of_the_batch_a_preset_takes():
+    batch = TokenBatch.from_padded(
+        logprobs=torch.zeros(5, 3), mask=torch.tensor([[1, 0, 0], [1, 1, 0], [1, 1, 1], [1, 0, 0], [1, 1, 0]]),
+        rewards=torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0]), group_ids=torch.tensor([0, 0, 1, 1, 1]),
+    )  # fmt: skip
+    of_group = torch.tensor([1 / 2, -1 / 2, 1 / 3, 1 / 3, -2 / 3])
+    per_token = of_group[batch.sequence_ids]
+    divisors = {
+        "the standard deviation of the raw rewards": batch.total_rewards.std(),
+        "that of the rewards minus their group's mean": of_group.std(),
+        "the same with each completion counted once for each of its tokens": per_token.std(),
+    }
+    text = " ".join(page("notes.md").partition('**"Batch standard deviation"**')[2].partition("\n\n")[0].split())
+    told = re.findall(r"(?:meanings: |, or |, )([^,]+) \(`([\w-]+)`\)", text)
+    assert [name for _, name in told] == ["lite-ppo", "scalerl", "reinforce-pp-baseline"]
+    for what, name in told:
+        advantages = preset(name, beta=0.0).prepare(batch).advantages
+        divisor = (of_group.max() - of_group.min()) / (advantages.max() - advantages.min())
+        assert float(divisor) == pytest.approx(float(divisors[what]), rel=1e-5), name
