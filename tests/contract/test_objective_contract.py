@@ -104,7 +104,6 @@ NO_GROUP_BASELINE = {
 UNJUDGED = {"ppo-clip": "takes advantages, not rewards", "opd": "learns from a teacher, with a reward or without"}
 RECENTRED = {
     "reinforce-pp-baseline": "whitening moves the mean of the batch to 0, and with it a group that was there",
-    "gdpo": "the last z-score is over the batch: 0 up to rounding only",
 }
 OF_THE_PART = ("ess", "ratio_q01", "ratio_q50", "ratio_q99")  # metrics that do not add up
 NEAR = {"rtol": 1e-9, "atol": 1e-12}

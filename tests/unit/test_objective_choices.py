@@ -138,6 +138,16 @@ def test_a_reward_that_does_not_apply_leaves_the_others_of_its_completion():
     assert out.advantages[3].tolist() == [0, 0]
 
 
+def test_a_group_in_which_no_reward_differs_has_no_advantage_beside_others():
+    # The z-score over the batch centres again: by 0, but for rounding, which is no advantage.
+    for seed in range(5):
+        rewards = torch.rand(24, 2, dtype=F64, generator=torch.Generator().manual_seed(seed))
+        rewards[18:] = 0.7
+        out = trew.preset("gdpo").loss(make(24, rewards=rewards, group_ids=torch.arange(24) // 6))
+        assert out.advantages[:18].abs().min() > 0
+        assert out.advantages[18:].abs().max() == 0
+
+
 def test_sides_by_the_sign_of_small_advantages():
     batch = make(1, 4, rewards=None, advantages=f(0.5, 0.5, -0.5, -0.5)[None])
     out = token_metrics(batch, ratio=f(2, 0.5, 2, 0.5), weight=f(0, 0, 0, 0), correction=None)

@@ -178,8 +178,7 @@ class PerReward(Advantage):
     """A_i = z( sum_k weight_k (R_ik - mean_k) / (std_k + std_eps) ): GDPO, arXiv 2601.05242.
 
     Each reward is normalised within its group, over the completions to which it applies; z is the z-score over all
-    sequences of the step. Equal rewards everywhere give exactly 0. But z centres again: a group without signal among
-    others gets minus the batch's mean.
+    sequences of the step. A group in which no reward differs has advantage exactly 0.
     """
 
     ddof: int = 1
@@ -205,7 +204,9 @@ class PerReward(Advantage):
             columns = columns * weights
         known = ~rewards.isnan().all(dim=1)
         total = columns.sum(dim=1)
-        return standardize(total, where=known, ddof=self.ddof, std_eps=self.std_eps)
+        scaled = standardize(total, where=known, ddof=self.ddof, std_eps=self.std_eps)
+        # Every column sums to 0 within every group, and so does the batch: what the mean is instead is rounding.
+        return torch.where(total == 0, 0.0, scaled)
 
     def equation(self) -> str:
         eps = f" + {self.std_eps:g}" if self.std_eps else ""
