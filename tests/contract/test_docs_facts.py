@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from trew.diagnostics import monitors
-from trew.objective import TokenBatch, preset
+from trew.objective import TokenBatch, preset, presets
+from trew.objective.imitation import DEMONSTRATED
 from trew.reward_training import program as reward_program
 from trew.rewards.combine import FAILED
 from trew.runs.layout import LOCK, RUN
@@ -120,3 +121,27 @@ def test_the_page_of_misconceptions_says_which_deviation_of_the_batch_a_preset_t
         advantages = preset(name, beta=0.0).prepare(batch).advantages
         divisor = (of_group.max() - of_group.min()) / (advantages.max() - advantages.min())
         assert float(divisor) == pytest.approx(float(divisors[what]), rel=1e-5), name
+
+
+def test_the_page_of_a_step_says_what_becomes_of_groups_whose_rewards_are_equal():
+    text = page("loop.md").partition("Without dynamic sampling a step keeps every group")[2].partition("\n\n")[0]
+    left_out, learning = (named(part) for part in text.partition("averages.")[::2])
+    kept = {name for name in presets() if not preset(name).dynamic_sampling and name != "ppo-clip"}
+    kept -= {name for name in presets() if isinstance(preset(name).advantage, DEMONSTRATED)}
+    logprobs = torch.full((8, 2), -1.0)
+    ends = torch.tensor([2, 1, 2, 1, 2, 2, 1, 2])
+    rewards = torch.tensor([1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0])
+    steps = [[(int(end), float(reward))] for end, reward in zip(ends, rewards, strict=True)]
+    batch = TokenBatch.from_padded(
+        logprobs=logprobs, mask=torch.arange(2) < ends[:, None], rewards=rewards, group_ids=torch.arange(8) // 4,
+        old_logprobs=logprobs, rollout_logprobs=logprobs, ref_logprobs=logprobs, teacher_logprobs=logprobs - 0.1,
+        entropies=torch.ones(8, 2), score_norms=torch.ones(8, 2), values=torch.zeros(8, 2), baselines=torch.zeros(8),
+        truncated=torch.zeros(8, dtype=torch.bool), max_length=2, step_rewards=steps, turns=steps, states=[["s"]] * 8,
+    )  # fmt: skip
+    dropped, moved = set(), set()
+    for name in kept:
+        done = preset(name).prepare(batch)
+        equal = done.sequence_ids >= 4
+        dropped |= set() if done.mask[equal].any() else {name}
+        moved |= {name} if done.advantages[equal].any() else set()
+    assert (left_out, learning) == (dropped, moved)
