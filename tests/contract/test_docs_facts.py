@@ -145,3 +145,16 @@ def test_the_page_of_a_step_says_what_becomes_of_groups_whose_rewards_are_equal(
         dropped |= set() if done.mask[equal].any() else {name}
         moved |= {name} if done.advantages[equal].any() else set()
     assert (left_out, learning) == (dropped, moved)
+
+
+def test_pages_say_which_completions_cannot_have_a_gradient():
+    batch = TokenBatch.from_padded(
+        logprobs=torch.full((2, 1), -1.0), mask=torch.ones(2, 1), rewards=torch.ones(2), group_ids=torch.zeros(2).long()
+    )
+    objective = preset("grpo", beta=0.0)
+    assert not objective.has_gradient(objective.prepare(batch)).any()
+    liked = preset("grpo", beta=0.0, nll=0.1)
+    assert liked.has_gradient(liked.prepare(batch)).all()
+    for name in ("loop.md", "glossary.md"):
+        [exceptions] = re.findall(r"cannot\s+have a gradient \(([^)]*)\)", page(name))
+        assert "nll" in named(exceptions)
