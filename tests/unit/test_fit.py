@@ -159,6 +159,22 @@ def test_what_acts_at_ratio_one_is_not_noted(name):
     assert notes(name) == []
 
 
+def test_rollouts_of_older_weights_have_a_ratio_that_is_not_1():
+    stale = {"stale_steps": 2}
+    for name in ("grpo", "gspo", "kimi", "dppo-tv", "deepseek-v3.2"):
+        assert len(notes(name)) == 1
+        corrected = {"correction": "tis"} if name == "kimi" else {}  # without a ratio it is refused otherwise
+        assert (notes(name, rollout=stale, **corrected) == []) == (name != "kimi")
+        objective, config = run(name)
+        assert compatibility.notes(objective, config, departs=True) == []  # of a replay with another rate, say
+    # A correction accounts for the sampler: the ratio is measured against the policy at the beginning of the step.
+    (note,) = notes("grpo", rollout=stale, correction="tis+opsm")
+    assert "the ratio is exactly 1 and nothing is done by its trust region" in note
+    assert "its correction" not in note
+    config = parse({"model": "m", "cluster": {"rollout": "vllm", "servers": 1, "staleness": 1}})
+    assert compatibility.notes(trew.preset("aipo"), config) == []
+
+
 def test_opsm_is_noted_and_corrections_for_the_mismatch_are_not():
     both = notes("opo", correction="tis+opsm")
     assert len(both) == 1

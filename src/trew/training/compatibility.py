@@ -231,10 +231,12 @@ def _numbers_that_do_not_fit(objective: Objective, config: Config) -> list[str]:
     return found
 
 
-def notes(objective: Objective, config: Config) -> list[str]:
-    """Lists settings that have no effect in this run, or are probably unintended."""
+def notes(objective: Objective, config: Config, *, departs: bool = False) -> list[str]:
+    """Lists settings that have no effect in this run, or are probably unintended. ``departs``: it replays rollouts of
+    a run that it does not follow."""
     said = _low_rate(config) + launch.unwatched(config)
-    idle = _idle_on_policy(objective, config)
+    older = departs or bool(config.rollout.stale_steps or config.cluster.staleness)
+    idle = _idle_in_one_step(objective, config, older=older)
     if idle and config.optimizer_steps == config.steps:
         exactly = "exactly 1" if objective.ratio.anchor == "old" else "1 but for rounding"
         said.append(
@@ -302,13 +304,18 @@ def _nothing_to_learn(objective: Objective, config: Config) -> str:
     )
 
 
-def _idle_on_policy(objective: Objective, config: Config) -> list[str]:
-    """Lists components without effect while the policy is the one that sampled, but with some once it has moved."""
-    # still: the policy is the one that sampled; moved: it is far from it.
+def _idle_in_one_step(objective: Objective, config: Config, *, older: bool) -> list[str]:
+    """Lists components without effect in the first optimizer step on a set of rollouts, but with some once the policy
+    has moved. ``older``: other weights than the policy's may have sampled them."""
+    # still: the policy is the one that the ratio is measured against; moved: it is far from it.
     still = objective.prepare(_example(prompts=8, completions=8, max_length=config.sampled_tokens))
     # Log-ratios of +-6: far outside the usual clip ranges and trust regions, in both directions.
     shift = torch.where(still.sequence_ids % 3 == 0, 6.0, -6.0)
     moved = still.replace(old_logprobs=still.logprobs + shift, rollout_logprobs=still.logprobs + shift)
+    if older:
+        # As in .frozen: beside a correction, which accounts for the sampler, the ratio begins at 1 all the same.
+        corrected = any(correction.mismatch for correction in objective.correction)
+        still = moved.replace(old_logprobs=still.logprobs) if corrected else moved
     idle: list[tuple[str, Component]] = []
     if _is_idle_weight(objective, still, moved):
         idle.append(("its trust region", objective.weight))

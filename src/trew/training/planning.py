@@ -106,7 +106,7 @@ def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -
         *rewards.unserved_notes(prompts),
         *(rewards.thought_notes() if renderer.opens_thought(rendered) else ()),
         *rewards.code,
-        *compatibility.notes(objective, config),
+        *compatibility.notes(objective, config, departs=replay is not None and not replay.follows),
     ]
     made = Plan(
         # With the rewards that the data name, so that config.toml says what judged.
