@@ -136,7 +136,7 @@ def test_the_samplers_log_probs_need_an_uncut_distribution(name, settings, reade
 
 IDLE_ON_POLICY = {
     "its trust region": ("grpo", "gspo", "vespo", "sapo", "cispo", "topr", "dual-clip", "gmpo", "grpo-s", "ce-gppo",
-                         "aspo", "dppo-kl", "rloo"),
+                         "aspo", "dppo-kl", "rloo", "m2po"),
     "its pull back": ("kl-cov", "kimi", "prime-rl"),
     "its correction": ("deepseek-v3.2",),
 }  # fmt: skip

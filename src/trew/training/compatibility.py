@@ -13,6 +13,7 @@ from ..objective import Objective, TokenBatch, preset, presets
 from ..objective.advantage import PassAtK
 from ..objective.batch import ReasoningSteps
 from ..objective.component import Component
+from ..objective.covariance import ClipCov
 from ..objective.imitation import DEMONSTRATED, CorrectDemonstrations, Demonstrated
 from ..objective.preferred import PreferenceWeight, Preferred
 from ..objective.ratio import NoRatio
@@ -330,8 +331,8 @@ def _idle_in_one_step(objective: Objective, config: Config, *, older: bool) -> l
 
 
 def _is_idle_weight(objective: Objective, still: TokenBatch, moved: TokenBatch) -> bool:
-    # A weight drawn over the whole step is random: one example does not show whether it has an effect.
-    if objective.weight.scope == "batch":
+    # Drawn at random over the step: one example does not show whether it has an effect.
+    if isinstance(objective.weight, ClipCov):
         return False
     assert still.advantages is not None
     # A trust region that does nothing on policy gives every token the weight 1.
