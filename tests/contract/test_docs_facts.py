@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from trew.diagnostics import monitors
+from trew.integrations.trl.refusals import of_objective
 from trew.objective import TokenBatch, preset, presets
 from trew.objective.imitation import DEMONSTRATED
 from trew.reward_training import program as reward_program
@@ -158,3 +159,19 @@ def test_pages_say_which_completions_cannot_have_a_gradient():
     for name in ("loop.md", "glossary.md"):
         [exceptions] = re.findall(r"cannot\s+have a gradient \(([^)]*)\)", page(name))
         assert "nll" in named(exceptions)
+
+
+def test_pages_name_every_preset_that_must_see_the_whole_step():
+    # Of what is sampled, and inside TRL's trainer, which samples.
+    seeing = {name for name in presets() if preset(name).sees_step} - {"dpo"}
+    [told] = re.findall(r"a rule that reads several completions \(([^)]*)\)", page("loop.md"))
+    assert named(told) == seeing
+    [told] = re.findall(r"([\w\s,-]+) need the whole optimizer step at once", page("trl.md"))
+    assert set(re.findall(r"[\w-]+", told)) - {"and"} == seeing
+
+
+def test_the_page_of_trl_names_every_option_that_is_refused_there():
+    refused = page("trl.md").partition("## What is refused")[2].partition("\n## ")[0]
+    for option, value in (("nll", 0.1), ("distill", 0.5)):
+        assert of_objective(preset("grpo", **{option: value}))
+        assert f"`{option}`" in refused
