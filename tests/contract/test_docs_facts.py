@@ -175,3 +175,15 @@ def test_the_page_of_trl_names_every_option_that_is_refused_there():
     for option, value in (("nll", 0.1), ("distill", 0.5)):
         assert of_objective(preset("grpo", **{option: value}))
         assert f"`{option}`" in refused
+
+
+def test_the_page_of_metrics_says_where_the_loss_is_0():
+    mask = torch.tensor([[1, 0, 0], [1, 1, 1]])
+    fields = {"logprobs": torch.full((2, 3), -1.0), "mask": mask, "group_ids": torch.tensor([0, 0]), "max_length": 3}
+    batch = TokenBatch.from_padded(rewards=torch.tensor([1.0, 0.0]), **fields)  # the worse one is longer
+    of = {name: float(preset(name, beta=0.0).loss(batch).loss) for name in ("grpo", "dapo", "dr-grpo")}
+    text = page("metrics.md").partition("`loss` is not on the list.")[2].partition("\n\n")[0]
+    [zero] = re.findall(r"`([\w-]+)` has a loss of 0", text)
+    [above] = re.findall(r"average over tokens \(([^)]*)\)", text)
+    assert of[zero] == pytest.approx(0.0, abs=1e-6)
+    assert min(of[name] for name in named(above)) > 0.1
