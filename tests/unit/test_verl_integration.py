@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,7 +18,7 @@ from trew.errors import ConfigError
 from trew.integrations import verl
 from trew.integrations.verl import from_variable, offer
 from trew.integrations.verl.export import Export, export, hydra
-from trew.integrations.verl.hooks import PolicyLoss
+from trew.integrations.verl.hooks import AdvantageEstimator, PolicyLoss
 from trew.integrations.verl.offered import table
 
 ROOT = Path(__file__).parents[2]
@@ -196,3 +198,23 @@ def test_hydra_reads_the_text_that_was_written(text: str) -> None:
     # closing quote goes with those before it, or alone.
     read = re.sub(r"\\+'", lambda found: found[0][1::2], written[1:])
     assert (read if written.endswith("\\'") else read[:-1]) == text
+
+
+def test_the_page_says_which_answers_topr_takes_for_correct():
+    rewards, mask = torch.tensor([[1.5], [1.1], [0.4], [0.0]]), torch.ones(4, 1)
+    advantages, _ = AdvantageEstimator("topr", trew.preset("topr"))(rewards, mask, np.array(["one prompt"] * 4))
+    old = torch.full((4, 1), -1.0)
+    now = (old + math.log(0.5)).requires_grad_()
+    loss, _ = PolicyLoss("topr", trew.preset("topr"))(old, now, advantages, mask)
+    loss.backward()
+    # w r: 1 for correct answers, the ratio for wrong ones.
+    assert (-4 * now.grad / advantages).flatten().tolist() == pytest.approx([1, 1, 0.5, 0.5])
+    own = trew.preset("topr").loss(
+        trew.TokenBatch.from_padded(
+            logprobs=now.detach(), old_logprobs=old, mask=mask, rewards=rewards[:, 0], group_ids=torch.zeros(4).long()
+        )
+    )
+    assert (own.weights * own.ratios).flatten().tolist() == pytest.approx([1, 1, 1, 0.5])
+    page = (Path(__file__).parents[2] / "docs" / "verl.md").read_text(encoding="utf-8")
+    [told] = re.findall(r"\* \*\*Which answers are correct\*\*:(.*?)\n\*", page, re.S)
+    assert "`topr` takes those with an advantage above 0" in told
