@@ -146,8 +146,8 @@ def test_what_verl_s_old_trainer_and_its_gdpo_leave_out_is_listed() -> None:
     assert "objective.overlong_cache = 8" in lost
 
 
-@pytest.mark.parametrize("name", ["pass-at-k", "online-rft"])
-def test_that_verl_takes_a_sum_of_rewards_for_correct_is_listed(name: str) -> None:
+@pytest.mark.parametrize("name", ["pass-at-k", "online-rft", "topr"])
+def test_what_verl_takes_for_correct_is_listed(name: str) -> None:
     several = exported({"preset": name}, {"name": "gsm8k"}, *FORMATS).lost
     assert any(line.startswith("which answers are correct: ") for line in several)
     assert not any(line.startswith("which answers") for line in exported({"preset": name}, {"name": "gsm8k"}).lost)

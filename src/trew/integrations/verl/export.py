@@ -16,6 +16,7 @@ from ...errors import ConfigError, nearest
 from ...models.default import DEFAULT_MODEL
 from ...objective import Objective, preset
 from ...objective.advantage import PassAtK
+from ...objective.capped import Tapered
 from ...objective.correction import Correction, MaskedImportance, TruncatedImportance
 from ...objective.imitation import CorrectOnly
 from ...objective.options import Options
@@ -236,6 +237,8 @@ def _objective(config: Config, lost: list[str]) -> tuple[dict[str, str], dict[st
     decided = config.eval.correct_reward or len(_parts(config)) > 1
     if decided and isinstance(objective.advantage, PassAtK | CorrectOnly):
         lost.append("which answers are correct: verl hands an estimator the sum of all rewards, and above 0 is correct")
+    if decided and isinstance(objective.weight, Tapered):
+        lost.append("which answers are correct: a loss of verl's sees no rewards, and an advantage above 0 is correct")
     keys |= _elsewhere(config, elsewhere, lost)
     return keys, {"TREW_VERL": json.dumps({called: {"preset": name, **args}})} if args else {}
 
