@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import tiny
+from trew.runs.layout import problems
 
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "quickstart.ipynb"
 
@@ -17,6 +18,16 @@ def test_the_notebook_is_kept_without_outputs():
     code = [cell for cell in cells if cell["cell_type"] == "code"]
     assert len(code) > 6
     assert all(not cell["outputs"] and cell["execution_count"] is None for cell in code)
+
+
+def test_the_notebook_says_how_its_run_is_continued(tmp_path):
+    cells = json.loads(NOTEBOOK.read_text())["cells"]
+    [train] = [cell for cell in cells if "trew.train(" in "".join(cell["source"])]
+    before = "".join(cells[cells.index(train) - 1]["source"])
+    assert "overwrite=True" in "".join(train["source"])
+    # Both together are refused, and with overwrite alone what the interrupted run has saved is gone.
+    assert problems(tmp_path / "run", resume=True, overwrite=True)
+    assert "`resume=True` in the place of `overwrite=True`" in before
 
 
 @pytest.mark.nightly
