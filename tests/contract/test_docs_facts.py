@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import typing
 from pathlib import Path
@@ -187,3 +188,11 @@ def test_the_page_of_metrics_says_where_the_loss_is_0():
     [above] = re.findall(r"average over tokens \(([^)]*)\)", text)
     assert of[zero] == pytest.approx(0.0, abs=1e-6)
     assert min(of[name] for name in named(above)) > 0.1
+
+
+def test_the_page_of_performance_says_why_a_ratio_may_be_outside_its_range():
+    rows = json.loads((DOCS.parent / "benchmarks" / "results" / "step.json").read_text(encoding="utf-8"))["rows"]
+    outside = [row for row in rows if not row["ratio_range"][0] <= row["ratio"] <= row["ratio_range"][1]]
+    if outside:
+        table = page("performance.md").partition("## One step, next to TRL")[2].partition("<!-- generated")[0]
+        assert "may lie just outside" in " ".join(table.split())
