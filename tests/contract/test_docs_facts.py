@@ -15,6 +15,7 @@ from trew.diagnostics import monitors
 from trew.integrations.trl.refusals import of_objective
 from trew.objective import TokenBatch, preset, presets
 from trew.objective.imitation import DEMONSTRATED
+from trew.objective.options import CORRECTIONS
 from trew.reward_training import program as reward_program
 from trew.rewards.combine import FAILED
 from trew.runs.layout import LOCK, RUN
@@ -196,3 +197,9 @@ def test_the_page_of_performance_says_why_a_ratio_may_be_outside_its_range():
     if outside:
         table = page("performance.md").partition("## One step, next to TRL")[2].partition("<!-- generated")[0]
         assert "may lie just outside" in " ".join(table.split())
+
+
+def test_the_page_of_objectives_says_which_correction_does_without_the_samplers_log_probs():
+    names = [name for name in CORRECTIONS if "rollout_logprobs" not in preset("grpo", correction=name).needs]
+    text = page("objectives.md").partition("**Corrections** are for")[2].partition("\n\n")[0]
+    assert re.findall(r"`([\w-]+)` judges .* takes `old_logprobs` for μ", " ".join(text.split())) == names == ["opsm"]
