@@ -20,7 +20,7 @@ from trew.reward_training import program as reward_program
 from trew.rewards.combine import FAILED
 from trew.runs.layout import LOCK, RUN
 from trew.runs.rollouts import schema
-from trew.training import summary
+from trew.training import frozen, summary
 from trew.types import Ending, ScoreStatus
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -203,3 +203,9 @@ def test_the_page_of_objectives_says_which_correction_does_without_the_samplers_
     names = [name for name in CORRECTIONS if "rollout_logprobs" not in preset("grpo", correction=name).needs]
     text = page("objectives.md").partition("**Corrections** are for")[2].partition("\n\n")[0]
     assert re.findall(r"`([\w-]+)` judges .* takes `old_logprobs` for μ", " ".join(text.split())) == names == ["opsm"]
+
+
+def test_the_page_of_a_step_says_when_log_probs_of_the_old_policy_are_computed():
+    assert "objective.distillation > 0" in inspect.getsource(frozen.with_frozen_logprobs)
+    [row] = re.findall(r"^\| `old_logprobs` \|.*$", page("loop.md"), re.M)
+    assert "distill" in named(row)
