@@ -15,6 +15,7 @@ from trew.config import parse
 from trew.diagnostics import health
 from trew.diagnostics.health import ADVICE, READ, RULES, Facts, Health, HealthConfig, findings
 from trew.errors import ConfigError
+from trew.objective import TokenBatch, preset, presets
 from trew.objective.divergence import kl_value
 
 Row = dict[str, Any]
@@ -126,6 +127,44 @@ def test_groups_of_one_never_have_a_signal_of_their_own():
     rows = changed(1, zero_signal_share=1.0)
     assert [f.rule for f in findings(rows, {"rollout": {"completions": 1}})] == []
     assert [f.rule for f in findings(rows, TABLE)][:1] == ["zero_signal"]
+
+
+@pytest.mark.parametrize("name", presets())
+def test_equal_rewards_are_no_warning_where_groups_of_them_teach(name):
+    objective, rewards = preset(name), torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 0.0])
+    given = {
+        "rewards": rewards, "baselines": torch.full((6,), 0.5), "values": torch.zeros(6, 1),
+        "teacher_logprobs": torch.full((6, 1), -2.0), "entropies": torch.ones(6, 1), "score_norms": torch.ones(6, 1),
+        "rollout_logprobs": torch.full((6, 1), -1.0), "ref_logprobs": torch.full((6, 1), -1.0), "max_length": 1,
+        "step_rewards": [[(1, reward)] for reward in rewards.tolist()], "states": [["s"]] * 6,
+        "turns": [[(1, reward)] for reward in rewards.tolist()],
+    }  # fmt: skip
+    if name in ("ppo-clip", "sft", "rft", "dpo"):
+        return  # advantages of one's own; rows of data, of which there are no groups
+    batch = objective.prepare(
+        TokenBatch.from_padded(
+            logprobs=torch.full((6, 1), -1.0),
+            mask=torch.ones(6, 1),
+            group_ids=torch.tensor([0, 0, 1, 1, 2, 2]),
+            **given,
+        )
+    )
+    # Both where all are right and where all are wrong: reinforce learns from the former alone.
+    teaches = bool((batch.advantages[2:] != 0).all())
+    rows = changed(1, zero_signal_share=1.0)
+    found = {f.rule for f in findings(rows, TABLE | {"objective": {"preset": name}})}
+    assert found == (set() if teaches else {"zero_signal"})
+
+
+def test_equal_rewards_are_no_warning_beside_a_teacher():
+    rows = changed(1, zero_signal_share=1.0)
+    for objective in ({"preset": "grpo", "distill": 0.5}, {"preset": "grpo", "args": {"distill": 0.5}}):
+        assert findings(rows, TABLE | {"objective": objective}) == []
+    for baseline, said in (("none", {"zero_signal"}), ("batch", set()), ("group", {"zero_signal"})):
+        table = TABLE | {"objective": {"preset": "reinforce", "baseline": baseline}}
+        assert {f.rule for f in findings(rows, table)} == said
+    for damaged in (3, {"preset": ["grpo"]}, {"preset": "grpo", "args": 3, "distill": "x"}):
+        assert {f.rule for f in findings(rows, TABLE | {"objective": damaged})} == {"zero_signal"}
 
 
 @pytest.mark.parametrize("key", [k for k in HealthConfig.__dataclass_fields__ if k not in ("window", "cooldown")])

@@ -22,6 +22,8 @@ AGAIN = 3
 """Consecutive rows that must agree: a single row may exceed a limit by chance."""
 BETTER = 0.02
 """The rise in accuracy from which a change of length counts as learning."""
+COMPARED_WITH_OTHERS = frozenset({"remax", "reinforce-pp", "ppo", "vapo", "opd"})
+"""Presets in which groups whose rewards are all equal teach too, whatever the rewards are."""
 SOLVED = 0.9
 """The accuracy from which low entropy is not a collapse: there is little left to be uncertain about."""
 
@@ -39,6 +41,7 @@ class Facts:
     dtype: str = "float32"
     demonstrates: bool = False
     replays: bool = False
+    compares: bool = True  # completions with their group, so that equal rewards teach nothing
 
     @staticmethod
     def of(table: Mapping[str, Any]) -> Facts:
@@ -68,6 +71,7 @@ class Facts:
             dtype="bfloat16" if half else default.dtype,
             demonstrates=_demonstrates(table.get("data")),
             replays=isinstance(rollout, Mapping) and bool(rollout.get("replay")),
+            compares=_compares(table.get("objective")),
         )
 
 
@@ -75,6 +79,18 @@ def _demonstrates(data: Any) -> bool:
     """Whether the data say what to answer, so that nothing is sampled."""
     sets = data if isinstance(data, list | tuple) else [data]
     return any(isinstance(one, Mapping) and one.get("task") in DEMONSTRATED for one in sets)
+
+
+def _compares(objective: Any) -> bool:
+    """Whether a group whose rewards are all equal may teach nothing."""
+    if not isinstance(objective, Mapping):
+        return True
+    given = objective.get("args")
+    settings = {**objective, **(given if isinstance(given, Mapping) else {})}
+    name = settings.get("preset")
+    if name == "reinforce" and settings.get("baseline") == "batch":
+        return False
+    return str(name) not in COMPARED_WITH_OTHERS and not finite(settings.get("distill"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +196,7 @@ def no_signal(h: History, f: Facts) -> str:
 
 def zero_signal(h: History, f: Facts) -> str:
     now, right = h.mean("zero_signal_share"), h.mean("accuracy")
-    if f.completions < 2 or now is None or now < f.health.zero_signal:
+    if f.completions < 2 or not f.compares or now is None or now < f.health.zero_signal:
         return ""
     most = "" if right is None else f"; accuracy is {right:.2f}"
     return f"in {now:.0%} of groups all completions score the same{most}"

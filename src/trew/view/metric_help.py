@@ -78,7 +78,7 @@ HELP: dict[str, str] = {
     "baseline/none": "share of prompts without a greedy answer's reward, which take no part",
     "completion_length": "mean length of completions in tokens",
     "truncated_share": "share of completions that reached max_tokens",
-    "zero_signal_share": "share of groups whose rewards are all equal: they teach nothing",
+    "zero_signal_share": "share of groups whose rewards are all equal: comparing their completions teaches nothing",
     "shared_state_share": "share of turns that began in a state in which another turn of their group began",
     "turns": "turns per episode",
     "observation_share": "share of what was observed among the tokens behind the prompts",
