@@ -39,6 +39,7 @@ from .metrics import step_metrics, token_metrics
 from .notes import notes
 from .ratio import Ratio, TokenRatio, bounded_exp
 from .renamed import message
+from .returned import flags, of_advantage, of_sequences, of_tokens
 from .segments import last_of, segment_mean, segment_sum, to_go
 from .shaping import Shape
 from .typeset import typeset
@@ -231,7 +232,9 @@ class Objective:
             rewards = self._shaped_rewards(batch, stays)
             advantages = self._advantages(rewards, batch).to(batch.logprobs.dtype)
             returns = self.advantage.returns(rewards, batch=batch)
-            batch = batch.replace(returns=None if returns is None else returns.to(batch.logprobs.dtype))
+            if returns is not None:
+                returns = of_tokens(returns, self.advantage, batch=batch).to(batch.logprobs.dtype)
+            batch = batch.replace(returns=returns)
         # Given advantages may hold anything outside the mask, NaN too.
         advantages = torch.where(batch.mask, advantages, 0.0)
         # ---- loss masks next: they read the advantages, which have counted every sequence
@@ -241,7 +244,7 @@ class Objective:
         for select in self.select:
             # Only the advantage becomes 0: the token stays in the denominators, so that a selection of 20 % of the
             # tokens does not make each of them count five times as much.
-            advantages = torch.where(select(batch), advantages, 0.0)
+            advantages = torch.where(flags(select(batch), select, batch.mask.shape, "token"), advantages, 0.0)
         # Over the whole step and before it is split: an adaptive bonus must decide the same for every micro-batch.
         mean_entropy = None
         if batch.entropies is not None:
@@ -283,8 +286,9 @@ class Objective:
 
         # ---- the coefficient of each token, all of it detached, and the value that the log reports
         ratio, outside, correction = self._corrected(batch)
-        weight = self.weight(ratio, advantages=advantages, batch=batch)
+        weight = of_tokens(self.weight(ratio, advantages=advantages, batch=batch), self.weight, batch=batch)
         surrogate = self.weight.surrogate(ratio, advantages=advantages, batch=batch)
+        surrogate = of_tokens(surrogate, self.weight, batch=batch)
         if self.ratio.per_sequence and not self.weight.linear:
             # S_i A_i is one term of the loss, but stands at each of the T_i tokens: each counts 1 / T_i of it. Its
             # gradient is not divided, since the derivative of S_i by every single log pi_t is S_i itself.
@@ -295,8 +299,8 @@ class Objective:
         value = -scale * surrogate
         # - share_t d_t: the corrections are for the push alone.
         for term in self._in_loss():
-            coefficients = coefficients - token_weights * term.derivative(batch)
-            value = value + token_weights * term.value(batch)
+            coefficients = coefficients - token_weights * of_tokens(term.derivative(batch), term, batch=batch)
+            value = value + token_weights * of_tokens(term.value(batch), term, batch=batch)
         # + n_t: neither ratio, trust region nor correction acts on the likelihood.
         likelihood = None
         if self.nll.active:
@@ -328,9 +332,9 @@ class Objective:
     def _corrected(self, batch: TokenBatch) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """(ratio, product of the corrections beside it, product of all): each correction multiplies either the token's
         weight, or the ratio where the trust region takes it in. None: there are none."""
-        ratio, outside, correction = self.ratio(batch), None, None
+        ratio, outside, correction = of_tokens(self.ratio(batch), self.ratio, batch=batch), None, None
         for rule in self.correction:
-            c = rule(batch)
+            c = of_tokens(rule(batch), rule, batch=batch)
             correction = c if correction is None else correction * c
             # Added in log space and bounded again: a product over a long sequence can leave the range of float32.
             if rule.mismatch and self.weight.folds_correction:
@@ -414,7 +418,7 @@ class Objective:
         if batch.baselines is not None and "baselines" in self.needs:
             stays &= ~batch.baselines.isnan()
         for keep in self.keep:
-            stays &= keep(batch)
+            stays &= flags(keep(batch), keep, batch.group_ids.shape, "sequence")
         return stays
 
     def _unpruned(self, batch: TokenBatch, advantages: Float[Tensor, "N"], stays: Bool[Tensor, "S"]) -> Tensor:
@@ -424,7 +428,7 @@ class Objective:
         largest = largest.scatter_reduce(0, batch.sequence_ids, advantages.abs(), "amax")
         largest = torch.where(stays, largest, torch.nan)  # NaN, not 0: a 0 would count in its group's size
         for prune in self.prune:
-            stays = stays & prune(largest, batch=batch)
+            stays = stays & flags(prune(largest, batch=batch), prune, batch.group_ids.shape, "sequence")
         return stays
 
     def _shaped_rewards(self, batch: TokenBatch, stays: Bool[Tensor, "S"]) -> Tensor:
@@ -433,7 +437,7 @@ class Objective:
         rewards = torch.zeros(batch.size, dtype=torch.float64, device=batch.mask.device)
         if batch.rewards is not None:
             rewards = batch.rewards.to(torch.float64) if self.advantage.per_reward else batch.total_rewards
-        terms = [shape(batch).to(torch.float64) for shape in self.shape]
+        terms = [of_sequences(shape(batch), shape, batch=batch).to(torch.float64) for shape in self.shape]
         # (N,) each, while the terms are (S,).
         penalties = [kl.of_rollout(batch).to(torch.float64) for kl in self._in_advantage("reward")]
         # The sequence's reward stands at its last loss token. Sequences that do not stay have no loss token by now.
@@ -448,19 +452,19 @@ class Objective:
 
     def _advantages(self, rewards: Tensor, batch: TokenBatch) -> Float[Tensor, "N"]:
         """Shaped rewards -> advantages -> adjusted ones, per token, in float64."""
-        advantages = self.advantage(rewards, batch=batch)
-        advantages = advantages if self.advantage.per_token else advantages[batch.sequence_ids]
+        advantages = of_advantage(self.advantage(rewards, batch=batch), self.advantage, batch=batch)
         advantages = torch.where(batch.mask, advantages, 0.0)
         # After baseline and scale, which would rescale beta by the group's deviation.
         for kl in self._in_advantage("to-go"):
             advantages = advantages - to_go(kl.of_rollout(batch), ids=batch.sequence_ids, size=batch.size)
         for adjust in self.adjust:
-            advantages = adjust(advantages, batch=batch)
+            advantages = of_tokens(adjust(advantages, batch=batch), adjust, batch=batch)
         return advantages
 
     def _with_token_weights(self, batch: TokenBatch) -> TokenBatch:
         denominators = batch.denominators or Denominators.of(batch)
-        token_weights = self.aggregate(batch, denominators=denominators).to(batch.logprobs.dtype) * batch.mask
+        token_weights = of_tokens(self.aggregate(batch, denominators=denominators), self.aggregate, batch=batch)
+        token_weights = token_weights.to(batch.logprobs.dtype) * batch.mask
         return batch.replace(denominators=denominators, token_weights=token_weights)
 
     def _refuse_part(self, batch: TokenBatch) -> None:

@@ -1,0 +1,87 @@
+"""What components of one's own return: of another shape it would be read at the wrong places."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+import trew
+from trew.errors import DataError
+from trew.objective.adjust import Adjust
+from trew.objective.advantage import Advantage
+from trew.objective.aggregate import Aggregate
+from trew.objective.correction import Correction
+from trew.objective.divergence import Divergence
+from trew.objective.filter import GroupFilter, LossMask, TokenMask
+from trew.objective.ratio import Ratio
+from trew.objective.shaping import Shape
+from trew.objective.weight import Weight
+
+GRPO = trew.preset("grpo", beta=0.0)
+N, S = 12, 4
+
+
+def own(kind: type, returned: Any, /, **members: Any) -> Any:
+    """A component of this kind whose call returns ``returned``."""
+    made = type("Own", (kind,), {"__call__": lambda *_, **__: returned, "equation": lambda self: "own", **members})
+    return dataclass(frozen=True)(made)()
+
+
+def batch(logprobs: torch.Tensor | None = None) -> trew.TokenBatch:
+    old = -0.5 - torch.rand(S, N // S, generator=torch.Generator().manual_seed(0))
+    return trew.TokenBatch.from_padded(
+        logprobs=old + 0.1 if logprobs is None else logprobs, old_logprobs=old, mask=torch.ones_like(old),
+        rewards=torch.tensor([1.0, 0.0, 0.0, 1.0]), group_ids=torch.tensor([0, 0, 1, 1]),
+    )  # fmt: skip
+
+
+def divergence(value: Any, derivative: Any) -> Divergence:
+    return own(Divergence, None, value=lambda *_: value, derivative=lambda *_: derivative)
+
+
+TOKENS, COLUMN, SEQUENCES = torch.ones(N), torch.ones(N, 1), torch.ones(S)
+
+OF_ANOTHER_SHAPE = {
+    "a weight in a column": {"weight": own(Weight, COLUMN)},
+    "a weight of sequences": {"weight": own(Weight, SEQUENCES)},
+    "a surrogate in a column": {"weight": own(Weight, TOKENS, surrogate=lambda *_, **__: COLUMN)},
+    "a ratio in a column": {"ratio": own(Ratio, COLUMN)},
+    "a correction in a column": {"correction": (own(Correction, COLUMN),)},
+    "a divergence in a column": {"divergence": (divergence(COLUMN, TOKENS),)},
+    "a derivative in a column": {"divergence": (divergence(TOKENS, COLUMN),)},
+    "advantages of tokens": {"advantage": own(Advantage, TOKENS)},
+    "advantages of sequences": {"advantage": own(Advantage, SEQUENCES, per_token=True)},
+    "advantages in a column": {"advantage": own(Advantage, torch.ones(S, 1))},
+    "changed advantages in a column": {"adjust": (own(Adjust, COLUMN),)},
+    "token weights in a column": {"aggregate": own(Aggregate, COLUMN)},
+    "a term of the reward in a column": {"shape": (own(Shape, torch.ones(S, 1)),)},
+    "a filter of tokens": {"keep": (own(GroupFilter, TOKENS.bool()),)},
+    "a filter of numbers": {"keep": (own(GroupFilter, SEQUENCES),)},
+    "a loss mask of one": {"prune": (own(LossMask, torch.tensor([True])),)},
+    "a token mask in a column": {"select": (own(TokenMask, COLUMN.bool()),)},
+}
+
+
+@pytest.mark.parametrize("choice", OF_ANOTHER_SHAPE.values(), ids=OF_ANOTHER_SHAPE)
+def test_another_shape_is_refused(choice):
+    with pytest.raises(DataError, match=r"Own: returned (float32|bool) of shape .*, accepts .*for each"):
+        GRPO.replace(**choice).loss(batch())
+
+
+def test_advantages_of_tokens_are_declared():
+    """Without the declaration, the first S of them were taken for those of the S sequences."""
+    values = torch.arange(N).double()
+    with pytest.raises(DataError, match="per_token = True"):
+        GRPO.replace(advantage=own(Advantage, values)).prepare(batch())
+    declared = GRPO.replace(advantage=own(Advantage, values, per_token=True)).prepare(batch())
+    assert declared.advantages is not None
+    assert declared.advantages.tolist() == values.tolist()
+
+
+def test_one_number_counts_for_all():
+    half = GRPO.replace(weight=own(Weight, 0.5)).loss(batch())
+    assert half.weights.tolist() == torch.full((S, N // S), 0.5).tolist()
+    assert half.metrics["weight"] == (6.0, 12.0)
