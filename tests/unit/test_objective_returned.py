@@ -85,3 +85,59 @@ def test_one_number_counts_for_all():
     half = GRPO.replace(weight=own(Weight, 0.5)).loss(batch())
     assert half.weights.tolist() == torch.full((S, N // S), 0.5).tolist()
     assert half.metrics["weight"] == (6.0, 12.0)
+
+
+class _Undetached(Weight):
+    """w = r, computed from the policy's log-probs with their gradient."""
+
+    def __call__(self, ratio, *, advantages, batch):
+        return torch.exp(batch.logprobs - batch.old)
+
+    def equation(self):
+        return "w = r"
+
+
+class _Square(Divergence):
+    """A pull whose value has a gradient, beside its derivative."""
+
+    def value(self, batch):
+        return 0.5 * (batch.logprobs - batch.old) ** 2
+
+    def derivative(self, batch):
+        return batch.logprobs - batch.old
+
+    def equation(self):
+        return "log(r)^2 / 2"
+
+
+class _Confident(Adjust):
+    """Advantages that depend on the policy."""
+
+    def __call__(self, advantages, *, batch):
+        return advantages * batch.logprobs.exp()
+
+    def equation(self):
+        return "A pi"
+
+
+UNDETACHED = {"weight": _Undetached(), "divergence": (_Square(),), "adjust": (_Confident(),)}
+
+
+@pytest.mark.parametrize("axis", UNDETACHED)
+def test_no_gradient_goes_through_components(axis):
+    """The gradient is that of the coefficients, also where a component of one's own has not detached what it reads."""
+    logprobs = (-torch.rand(S, N // S, generator=torch.Generator().manual_seed(1))).requires_grad_()
+    out = GRPO.replace(**{axis: UNDETACHED[axis]}).loss(batch(logprobs))
+    out.loss.backward()
+    assert logprobs.grad is not None
+    assert torch.allclose(logprobs.grad, -out.coefficients)
+    assert not out.weights.requires_grad
+
+
+def test_no_gradient_goes_through_advantages_that_are_given():
+    logprobs = (-torch.rand(S, N // S, generator=torch.Generator().manual_seed(1))).requires_grad_()
+    given = batch(logprobs)
+    out = GRPO.loss(given.replace(advantages=given.logprobs.exp()))
+    out.loss.backward()
+    assert logprobs.grad is not None
+    assert torch.allclose(logprobs.grad, -out.coefficients)

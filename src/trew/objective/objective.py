@@ -311,11 +311,11 @@ class Objective:
 
         # ---- the loss: a carrier of the gradient, and the value for the log
         # torch.where and no product with the mask: where the mask is off, 0 * nan would be nan.
-        coefficients = torch.where(mask, coefficients, 0.0).to(batch.logprobs.dtype)
+        coefficients = torch.where(mask, coefficients, 0.0).detach().to(batch.logprobs.dtype)
         carrier = -(coefficients * torch.where(mask, batch.logprobs, 0.0)).sum()
         # The carrier has the gradient and, minus itself, the value 0: the value is the surrogate's, whose own gradient
         # would go through ratio and weight.
-        loss = torch.where(mask, value, 0.0).sum().to(carrier.dtype) + (carrier - carrier.detach())
+        loss = torch.where(mask, value, 0.0).sum().detach().to(carrier.dtype) + (carrier - carrier.detach())
         # Not a coefficient of log pi_t: its gradient goes through the whole distribution of each token.
         if self._bonus_acts(batch):
             loss = loss + self._bonus(batch)

@@ -1,5 +1,8 @@
 """Checks what components return, with a DataError: a value of another shape would be broadcast against the tokens, or
-read at the wrong places, and the sum over all of them would still be one number."""
+read at the wrong places, and the sum over all of them would still be one number.
+
+Numbers come without gradient: one that went through a weight or a KL's value would add to that of the coefficients.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ def _numbers(value: Any, component: Component, batch: TokenBatch, count: int, ea
         return torch.full((count,), float(value), dtype=dtype, device=batch.mask.device)
     if not isinstance(value, Tensor) or value.shape != (count,):
         raise _refusal(value, component, f"({count},): one number for each {each}")
-    return value if value.is_floating_point() else value.to(dtype)
+    return value.detach() if value.is_floating_point() else value.to(dtype)
 
 
 def _refusal(value: Any, component: Component, accepts: str) -> DataError:
