@@ -1,4 +1,4 @@
-"""What components of one's own return: of another shape it would be read at the wrong places."""
+"""What components of one's own return and change: of another shape it would be read at the wrong places."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ N, S = 12, 4
 
 def own(kind: type, returned: Any, /, **members: Any) -> Any:
     """A component of this kind whose call returns ``returned``."""
-    made = type("Own", (kind,), {"__call__": lambda *_, **__: returned, "equation": lambda self: "own", **members})
+    made = type("Own", (kind,), {"__call__": lambda *_, **__: returned, "equation": lambda _: "own"} | members)
     return dataclass(frozen=True)(made)()
 
 
@@ -141,3 +141,23 @@ def test_no_gradient_goes_through_advantages_that_are_given():
     out.loss.backward()
     assert logprobs.grad is not None
     assert torch.allclose(logprobs.grad, -out.coefficients)
+
+
+IN_PLACE = {
+    "ratio": {"weight": own(Weight, None, __call__=lambda self, ratio, **_: ratio.clamp_(max=1.0))},
+    "advantages": {"weight": own(Weight, None, __call__=lambda self, ratio, advantages, batch: advantages.mul_(0.5))},
+    "rewards": {"keep": (own(GroupFilter, None, __call__=lambda self, batch: batch.rewards.sub_(0.5) > -1),)},
+}
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_a_component_that_changes_what_it_is_given_is_refused(name):
+    """The others, and the next call, would read something else than the caller gave."""
+    with pytest.raises(DataError, match=f"^{name}: was changed in place by a component"):
+        GRPO.replace(**IN_PLACE[name]).loss(batch())
+
+
+def test_tensors_without_a_count_of_changes_are_accepted():
+    with torch.inference_mode():
+        given = batch()
+    assert GRPO.loss(given).loss.isfinite()

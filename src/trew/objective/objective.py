@@ -39,7 +39,7 @@ from .metrics import step_metrics, token_metrics
 from .notes import notes
 from .ratio import Ratio, TokenRatio, bounded_exp
 from .renamed import message
-from .returned import flags, of_advantage, of_sequences, of_tokens
+from .returned import Watched, flags, of_advantage, of_sequences, of_tokens
 from .segments import last_of, segment_mean, segment_sum, to_go
 from .shaping import Shape
 from .typeset import typeset
@@ -224,6 +224,7 @@ class Objective:
         self._refuse_infinite(batch)
         self._refuse_missing(batch)
         # ---- filters first: the sequences that they drop must not enter the statistics of the advantages
+        watched = Watched(batch)
         stays = self._filtered(batch)
         batch = batch.replace(mask=batch.mask & stays[batch.sequence_ids])
         advantages = batch.advantages
@@ -245,6 +246,7 @@ class Objective:
             # Only the advantage becomes 0: the token stays in the denominators, so that a selection of 20 % of the
             # tokens does not make each of them count five times as much.
             advantages = torch.where(flags(select(batch), select, batch.mask.shape, "token"), advantages, 0.0)
+        watched.check()
         # Over the whole step and before it is split: an adaptive bonus must decide the same for every micro-batch.
         mean_entropy = None
         if batch.entropies is not None:
@@ -285,7 +287,9 @@ class Objective:
         assert token_weights is not None
 
         # ---- the coefficient of each token, all of it detached, and the value that the log reports
+        watched = Watched(batch)
         ratio, outside, correction = self._corrected(batch)
+        watched.add(ratio=ratio)
         weight = of_tokens(self.weight(ratio, advantages=advantages, batch=batch), self.weight, batch=batch)
         surrogate = self.weight.surrogate(ratio, advantages=advantages, batch=batch)
         surrogate = of_tokens(surrogate, self.weight, batch=batch)
@@ -309,6 +313,7 @@ class Objective:
             coefficients = coefficients + likelihood
             value = value - likelihood * batch.policy
 
+        watched.check()
         # ---- the loss: a carrier of the gradient, and the value for the log
         # torch.where and no product with the mask: where the mask is off, 0 * nan would be nan.
         coefficients = torch.where(mask, coefficients, 0.0).detach().to(batch.logprobs.dtype)

@@ -1,11 +1,13 @@
-"""Checks what components return, with a DataError: a value of another shape would be broadcast against the tokens, or
-read at the wrong places, and the sum over all of them would still be one number.
+"""Checks what components return and leave behind, with a DataError.
 
-Numbers come without gradient: one that went through a weight or a KL's value would add to that of the coefficients.
+A value of another shape would be broadcast against the tokens, or read at the wrong places, and the sum over all of
+them would still be one number. Numbers come without gradient: one that went through a weight or a KL's value would add
+to that of the coefficients.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -57,3 +59,27 @@ def _numbers(value: Any, component: Component, batch: TokenBatch, count: int, ea
 def _refusal(value: Any, component: Component, accepts: str) -> DataError:
     got = f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else kind(value)
     return DataError(f"{type(component).__name__}: returned {got.replace('torch.', '')}, accepts {accepts}")
+
+
+class Watched:
+    """The tensors that components are given: one that changes them in place changes what the others read, and the
+    caller's own tensors."""
+
+    def __init__(self, batch: TokenBatch) -> None:
+        self._seen: dict[str, tuple[Tensor, int]] = {}
+        self.add(**{f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)})
+
+    def add(self, **given: Any) -> None:
+        """Watches more tensors, by their names; other values are ignored."""
+        # PyTorch counts the changes of a tensor, but not of those that were made in inference mode.
+        tensors = {name: t for name, t in given.items() if isinstance(t, Tensor) and not t.is_inference()}
+        self._seen |= {name: (t, t._version) for name, t in tensors.items()}
+
+    def check(self) -> None:
+        """Raises DataError for the first tensor that has changed."""
+        for name, (tensor, version) in self._seen.items():
+            if tensor._version != version:
+                raise DataError(
+                    f"{name}: was changed in place by a component of the objective, so that the others read something "
+                    "else; a component returns a new tensor: write x = x * y, not x *= y, and x.clamp(), not x.clamp_()"
+                )
