@@ -86,6 +86,13 @@ def test_what_a_listener_raises_ends_the_run_and_it_can_be_resumed(tmp_path):
     assert trew.train(recipe, resume=True, display=Silent())["steps"] == 3
 
 
+def test_a_display_that_shows_a_second_run_tells_its_rows_to_that_run_s_listener_alone(tmp_path):
+    display, first, second = Silent(), [], []
+    trew.train(table(tmp_path, steps=1), on_row=first.append, display=display)
+    trew.train(table(tmp_path, steps=1), overwrite=True, on_row=second.append, display=display)
+    assert [row["step"] for row in first] == [row["step"] for row in second] == [0, 1, 1]
+
+
 def test_a_recipe_without_a_file_needs_a_folder(tmp_path):
     with pytest.raises(ConfigError, match="out: is missing"):
         trew.train({"model": "m"})

@@ -68,15 +68,16 @@ def train(
     """
     config = launch.with_ranks(_config(recipe, set))
     display = display or notebook.display()
-    if on_row is not None:
-        display.listeners.append(on_row)
     place = launch.place_for(config)
     # The other ranks go by the configuration that rank 0 sends.
     if place is not None and place.rank:
         follow(place)
         return {}
-    with contextlib.ExitStack() as ranks:
-        orders = None if place is None else ranks.enter_context(launch.leading(place))
+    with contextlib.ExitStack() as ending:
+        if on_row is not None:
+            display.listeners.append(on_row)
+            ending.callback(display.listeners.remove, on_row)  # a display may show several runs, one after the other
+        orders = None if place is None else ending.enter_context(launch.leading(place))
         return lead(
             config, orders, resume=resume, overwrite=overwrite, allow_changes=allow_changes, display=display,
             position=position,
