@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import tomllib
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -105,6 +106,17 @@ def test_a_recipe_survives_toml():
 def test_any_string_survives_toml(text):
     config = Config(model="m", rewards=(RewardConfig(name="x", args={"k": text}),))
     assert parse(tomllib.loads(dumps(config))) == config
+
+
+def test_numbers_of_numpy_are_written_as_plain_ones():
+    """numpy's float64 is a float, and its repr no TOML: a run with one of np.logspace as its rate could not begin."""
+    rate, eps, weight = (np.float64(x) for x in (1e-5, 0.3, 0.5))
+    config = parse(
+        {"model": "m", "out": "o", "learner": {"lr": rate}, "objective": {"preset": "dapo", "eps_high": eps},
+         "rewards": [{"name": "arithmetic", "weight": weight}]}
+    )  # fmt: skip
+    assert parse(tomllib.loads(dumps(config))) == config
+    assert "float64" not in dumps(config)
 
 
 def test_the_settings_of_a_reward_models_training_are_named_as_such(tmp_path):

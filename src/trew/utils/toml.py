@@ -43,8 +43,11 @@ def toml_value(value: Any) -> str:
     # Before int: a bool is one.
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, (int, float)):
-        return repr(value)
+    # The plain number, since numpy's float64 is a float whose repr is no TOML: np.float64(0.5).
+    if isinstance(value, float):
+        return repr(float(value))
+    if isinstance(value, int):
+        return repr(int(value))
     if isinstance(value, str):
         escaped = value.replace("\\", "\\\\").replace('"', '\\"')
         # Control characters and whatever else does not print, as TOML's eight-digit escapes.
