@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import xml.etree.ElementTree as ET
 
+import numpy as np
 import pytest
 
 import tiny
 import trew
 from rollouts_help import answers
+from trew.config import LearnerConfig, parse
 from trew.errors import ConfigError
 from trew.runs import notebook
 from trew.training import start
@@ -103,13 +106,24 @@ def test_a_recipe_without_a_file_needs_a_folder(tmp_path):
 
 
 def test_a_config_with_overrides_is_the_same_as_its_recipe(tmp_path):
-    from trew.config import parse
-    from trew.training.start import _config
-
     made = table(tmp_path, objective={"preset": "dapo", "eps_high": 0.3}, rewards=[{"name": "arithmetic"}])
-    config = _config(parse(made), ["learner.lr=1e-5", "objective.eps_high=0.4"])
+    config = start._config(parse(made), ["learner.lr=1e-5", "objective.eps_high=0.4"])
     assert (config.learner.lr, config.objective.args["eps_high"], config.rewards[0].name) == (1e-5, 0.4, "arithmetic")
     assert made["objective"]["eps_high"] == 0.3
+
+
+def test_a_config_that_was_changed_in_python_is_checked_like_a_recipe(tmp_path):
+    """dataclasses.replace takes any value: a path as ``out`` ended in a TypeError, a seed of 1.5 was taken."""
+    config = parse(table(tmp_path))
+    assert start._config(config, []) == config
+    counted = dataclasses.replace(config, steps=np.int64(2), learner=LearnerConfig(lr=np.float32(0.5)))
+    found = start._config(counted, [])
+    assert (type(found.steps), found.steps, type(found.learner.lr), found.learner.lr) == (int, 2, float, 0.5)
+    wrong = dataclasses.replace(config, out=tmp_path / "run", seed=1.5, learner=LearnerConfig(lr="1e-5"))
+    for overrides in ([], ["steps=2"]):
+        with pytest.raises(ConfigError) as error:
+            start._config(wrong, overrides)
+        assert [line.partition(":")[0] for line in error.value.problems] == ["seed", "out", "learner.lr"]
 
 
 def test_text_of_models_is_never_markup(shown):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import numbers
 import tomllib
 import types
 import typing
@@ -282,6 +283,7 @@ def _coerce_plain(hint: Any, value: Any, where: str, problems: list[str]) -> Any
     """Converts to int, float, str or bool. A bool is not a number here, although Python says so."""
     if hint is Any:
         return value
+    value = _plain_number(value)
     a_bool_for_another = isinstance(value, bool) and hint is not bool
     if hint in (int, float) and isinstance(value, int | float) and (large := limits.problem(where, value)):
         problems.append(large)
@@ -291,6 +293,13 @@ def _coerce_plain(hint: Any, value: Any, where: str, problems: list[str]) -> Any
     elif a_bool_for_another or not isinstance(value, hint):
         problems.append(f"{where}: expected {_NAMES.get(hint, hint)}, got {value!r} ({type(value).__name__})")
     return value
+
+
+def _plain_number(value: Any) -> Any:
+    """Numbers of other libraries, as numpy's, as Python's own; everything else as it is."""
+    if isinstance(value, (bool, int)) or not isinstance(value, numbers.Real):
+        return value
+    return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 
 _NAMES = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}

@@ -90,9 +90,12 @@ def _config(recipe: Config | Mapping[str, Any] | str | Path, overrides: Iterable
     if isinstance(recipe, (str, Path)):
         return planning.read(Path(recipe), overrides)
     if isinstance(recipe, Config):
+        # Checked like a recipe: dataclasses.replace takes values of any type.
+        table = to_table(recipe)
+        config = planning.checked(lambda: parse(table, base=Path.cwd()))
         if not overrides:
-            return recipe
-        recipe = tomllib.loads(dumps(recipe))
+            return config
+        recipe = tomllib.loads(dumps(config))
     table = copy.deepcopy(dict(recipe))
     apply_overrides(table, overrides)
     if not table.get("out"):
