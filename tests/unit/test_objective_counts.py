@@ -20,6 +20,7 @@ from trew.objective.aggregate import (
 )
 from trew.objective.batch import Denominators
 from trew.objective.metrics import step_metrics, token_metrics
+from trew.objective.preferred import PromptMeanTokenSum
 
 F64 = torch.float64
 LENGTHS = (2, 0, 1, 3, 1)
@@ -86,6 +87,15 @@ def test_shares_of_a_part_are_the_steps():
         assert aggregate(part, denominators=whole).tolist() == pytest.approx([share] * 2)
     with pytest.raises(ConfigError, match="max_length: got None"):
         Constant()(part, denominators=Denominators(1, 1))
+
+
+@pytest.mark.parametrize("aggregate", [PromptMeanTokenMean(), PromptMeanTokenSum()], ids=str)
+def test_given_denominators_without_prompts_are_refused(aggregate):
+    """They were taken for one prompt, and gradients were as many times too large as the step has prompts."""
+    with pytest.raises(DataError, match="denominators: got groups = 0 and tokens = 10"):
+        aggregate(make((2, 0)), denominators=Denominators(sequences=5, tokens=10))
+    empty = make((0, 0))
+    assert aggregate(empty, denominators=Denominators.of(empty)).tolist() == []
 
 
 def test_metrics_of_the_tokens_by_hand():

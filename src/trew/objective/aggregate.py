@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..errors import ConfigError
+from ..errors import ConfigError, DataError
 from .batch import Denominators, TokenBatch
 from .component import Component, Scope
 from .segments import dense_ids, segment_sum
@@ -40,6 +40,17 @@ class Aggregate(Component, Protocol):
 
 def _everywhere(batch: TokenBatch, token_weight: float) -> Tensor:
     return torch.full(batch.mask.shape, token_weight, dtype=torch.float64, device=batch.mask.device)
+
+
+def prompts_of(denominators: Denominators) -> int:
+    """P, the prompts of the step that have loss tokens, at least 1. Raises DataError where denominators that were given
+    do not say it."""
+    if not denominators.groups and denominators.tokens:
+        raise DataError(
+            f"denominators: got groups = 0 and tokens = {denominators.tokens}; this objective divides by the number of "
+            "prompts of the whole optimizer step that have loss tokens: give it as groups, or leave denominators out"
+        )
+    return max(denominators.groups, 1)
 
 
 @dataclass(frozen=True)
@@ -122,7 +133,7 @@ class PromptMeanTokenMean(Aggregate):
         # ``batch`` may be some groups of a step, so that ids need not be 0 .. P-1; P is the whole step's.
         ids, size = dense_ids(batch.group_ids)
         tokens = segment_sum(batch.lengths.to(torch.float64), ids=ids, size=size)[ids]
-        return (1.0 / (max(denominators.groups, 1) * tokens.clamp(min=1)))[batch.sequence_ids]
+        return (1.0 / (prompts_of(denominators) * tokens.clamp(min=1)))[batch.sequence_ids]
 
     def equation(self) -> str:
         return "share_t = 1 / (P N_g)      P prompts, N_g loss tokens of the prompt's completions"

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from .advantage import Advantage
-from .aggregate import Aggregate
+from .aggregate import Aggregate, prompts_of
 from .batch import Denominators, TokenBatch
 from .component import Scope, positive
 from .segments import dense_ids, segment_count, segment_sum
@@ -132,7 +132,7 @@ class PromptMeanTokenSum(Aggregate):
     """share_t = 1 / P: the mean over the step's P prompts of token sums. For pairs, P is their number."""
 
     def __call__(self, batch: TokenBatch, *, denominators: Denominators) -> Tensor:
-        share = 1.0 / max(denominators.groups, 1)
+        share = 1.0 / prompts_of(denominators)
         return torch.full(batch.mask.shape, share, dtype=torch.float64, device=batch.mask.device)
 
     def equation(self) -> str:
