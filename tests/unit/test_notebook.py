@@ -7,6 +7,7 @@ import xml.etree.ElementTree as ET
 
 import numpy as np
 import pytest
+import torch
 
 import tiny
 import trew
@@ -94,6 +95,15 @@ def test_a_display_that_shows_a_second_run_tells_its_rows_to_that_run_s_listener
     trew.train(table(tmp_path, steps=1), on_row=first.append, display=display)
     trew.train(table(tmp_path, steps=1), overwrite=True, on_row=second.append, display=display)
     assert [row["step"] for row in first] == [row["step"] for row in second] == [0, 1, 1]
+
+
+def test_the_threads_of_a_run_are_those_of_that_run_alone(tmp_path):
+    """The next one with threads = 0 had them, too, where it leaves the number to torch."""
+    before = torch.get_num_threads()
+    during = []
+    recipe = table(tmp_path, steps=1, threads=before + 1)
+    trew.train(recipe, on_row=lambda row: during.append(torch.get_num_threads()), display=Silent())
+    assert (set(during), torch.get_num_threads()) == ({before + 1}, before)
 
 
 def test_a_recipe_without_a_file_needs_a_folder(tmp_path):

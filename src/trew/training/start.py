@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from .. import runs
 from ..config import Config, apply_overrides, dumps, parse, to_table
 from ..distributed import launch
@@ -175,6 +177,8 @@ def _start(
     if orders is not None:
         # Before the model is loaded, so that all ranks load at the same time.
         orders.give("start", config=to_table(config), sampler=dataclasses.asdict(plan.sampler))
+    # Of this run alone: the next one in the same process may leave the number to torch.
+    ending.callback(torch.set_num_threads, torch.get_num_threads())
     program = build(plan, folder, outside, display, interrupts, ending, orders)
     program.rollouts.position = position  # a resumed run overwrites it with the checkpoint's
     display.line(headline(program))
