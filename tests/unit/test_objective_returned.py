@@ -161,3 +161,9 @@ def test_tensors_without_a_count_of_changes_are_accepted():
     with torch.inference_mode():
         given = batch()
     assert GRPO.loss(given).loss.isfinite()
+
+
+def test_an_unknown_scope_is_refused_where_it_is_declared():
+    """Its loss ended in 'tuple.index(x): x not in tuple'."""
+    with pytest.raises(TypeError, match=r"^Own: got scope = 'sequences', accepts 'token', 'sequence', "):
+        own(Weight, 1.0, scope="sequences")

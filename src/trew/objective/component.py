@@ -27,6 +27,9 @@ class Component(Protocol):
         # would train with a wrong gradient, silently.
         if "couples" in cls.__dict__:
             raise TypeError(f"{cls.__name__}: couples was renamed scope; declare scope = {cls.__dict__['couples']!r}")
+        scope = cls.__dict__.get("scope", "token")
+        if isinstance(scope, str) and scope not in SCOPES:  # no text: a field or a property, known once it is made
+            raise TypeError(f"{cls.__name__}: got scope = {scope!r}, accepts {', '.join(map(repr, SCOPES))}")
 
     @property
     def needs(self) -> tuple[str, ...]:
