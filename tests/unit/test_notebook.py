@@ -13,7 +13,7 @@ import tiny
 import trew
 from rollouts_help import answers
 from trew.config import LearnerConfig, parse
-from trew.errors import ConfigError
+from trew.errors import ConfigError, DataError
 from trew.runs import notebook
 from trew.training import start
 from trew.types import Prompt, Score, ScoredGroup
@@ -55,6 +55,8 @@ def test_a_recipe_may_be_a_mapping_and_rows_are_told_as_they_are_written(tmp_pat
     assert told[1]["reward"] == run.rows[1]["reward"]
     assert told[0]["eval_accuracy"] == run.summary["before"]["accuracy"]["mean"]
     assert len(run.completions(1)) == 4
+    with pytest.raises(DataError, match="kind: got 'eval', accepts 'rollouts' or 'evals'"):
+        run.completions(kind="eval")
     block = shown.drawn[-1]
     assert "before training (n = 4)" in block
     assert "model: " not in block  # where files are is the command's affair

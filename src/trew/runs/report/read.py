@@ -59,6 +59,8 @@ class RunData:
     def completions(self, step: int | None = None, *, kind: str = "rollouts", most: int = 64) -> list[dict[str, Any]]:
         """The first ``most`` completions of a step with score, parts and status, by default of the last step; with
         ``kind="evals"`` of an evaluation."""
+        if kind not in ("rollouts", "evals"):  # without a check, a mistyped one has no completions
+            raise DataError(f"kind: got {kind!r}, accepts 'rollouts' or 'evals'")
         return load_samples(self.folder, kind=kind, step=step, most=most)
 
     def metric_names(self) -> list[str]:
