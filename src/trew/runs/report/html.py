@@ -129,16 +129,17 @@ def _sections(named: Sequence[tuple[str, RunData]]) -> dict[str, list[Any]]:
     }
 
 
-def write_report(folders: Iterable[Path], out: Path | None = None) -> Path:
+def write_report(folders: Iterable[str | Path] | str | Path, out: str | Path | None = None) -> Path:
     """Writes the report of the runs in ``folders`` and returns its path: ``out``; by default report.html in the folder
     of a single run, or in the working directory for several. Raises DataError, StorageError, and ConfigError where that
     is a run's folder with a page of its own.
     """
     from ..files import write_atomic
 
-    folders = list(folders)
+    given = [folders] if isinstance(folders, (str, Path)) else folders  # one text is no list of letters
+    folders = [Path(folder) for folder in given]
     runs = [load_run(folder) for folder in folders]
-    path = out or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
+    path = Path(out) if out else (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
     if out is None and len(folders) > 1 and path.exists() and Path("config.toml").exists():
         raise ConfigError("report.html: is the page of the run whose folder this is; name another file with --out")
     text = render_report(runs, created=page.now())
