@@ -170,5 +170,17 @@ def test_curves_are_a_picture_of_all_runs(tmp_path):
     for name in ("a reward", "b accuracy", "a held out, 95 %"):
         assert name in svg
     assert trew.curves(tmp_path / "a", metrics="reward") == trew.curves(tmp_path / "a", metrics=["reward"])
+    with pytest.raises(ConfigError, match=r"metrics: got 'rewrad' \(did you mean 'reward'\?\), accepts reward, "):
+        trew.curves(tmp_path / "a", metrics=["accuracy", "rewrad"])
+    with pytest.raises(ConfigError, match="metrics: got none"):
+        trew.curves(tmp_path / "a", metrics=[])
     picture.save(tmp_path / "x.svg")
     assert (tmp_path / "x.svg").read_text() == svg
+
+
+def test_a_report_is_written_of_folders_that_are_texts(tmp_path):
+    """As of load_run and curves; one alone is no list of letters."""
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5}\n')
+    assert trew.report.write_report(str(tmp_path)) == trew.report.write_report([str(tmp_path)])
+    assert trew.report.write_report(tmp_path) == tmp_path / "report.html"
+    assert trew.report.write_report([tmp_path], str(tmp_path / "other.html")) == tmp_path / "other.html"

@@ -15,6 +15,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from ..errors import ConfigError, nearest
 from ..types import ScoredGroup
 from ..utils.console import Bar, Display, Silent, columns_of, duration
 from ..utils.metric_rows import is_evaluation
@@ -55,10 +56,11 @@ def curves(
         trew.curves("runs/first")
         trew.curves("runs/a", "runs/b", metrics=["reward"]).save("reward.svg")
 
-    Every name in metrics.jsonl is a metric (docs/runs.md lists them).
+    Every name in metrics.jsonl is a metric (docs/runs.md lists them). Raises ConfigError for one that no row has.
     """
     loaded = [run if isinstance(run, RunData) else load_run(run) for run in runs]
-    metrics = [metrics] if isinstance(metrics, str) else metrics  # one name is no list of letters
+    metrics = [metrics] if isinstance(metrics, str) else list(metrics)  # one name is no list of letters
+    _refuse_unknown(metrics, loaded)
     series: list[Series] = []
     for run, name in zip(loaded, names_of([run.folder for run in loaded]), strict=True):
         named = f"{name} " if len(loaded) > 1 else ""
@@ -66,6 +68,20 @@ def curves(
             # Each metric adds three series of one colour.
             series += _series(run.rows, metric, colour=len(series) // 3, named=named, window=window)
     return Picture(line_chart(series, y_label="" if len(metrics) > 1 else metrics[0], width=720, height=300))
+
+
+def _refuse_unknown(metrics: Sequence[str], runs: Sequence[RunData]) -> None:
+    """Raises ConfigError without a metric, and for one that no row has: its line would only be missing."""
+    rows = [row for run in runs for row in run.rows]
+    known = dict.fromkeys(name for row in rows for name in row if name != "step")
+    if not metrics:
+        raise ConfigError("metrics: got none, accepts names of metrics.jsonl, such as 'reward'")
+    # Of a run that has just begun not every name is known; and the default is for runs of all kinds.
+    if all(is_evaluation(row) for row in rows):
+        return
+    for metric in metrics:
+        if metric not in known and metric not in ("reward", "accuracy"):
+            raise ConfigError(f"metrics: got {metric!r}{nearest(metric, known)}, accepts {', '.join(known)}")
 
 
 def _series(
