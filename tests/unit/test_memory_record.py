@@ -118,3 +118,22 @@ def test_a_run_does_not_fail_because_of_its_plan(config, monkeypatch):
 
     monkeypatch.setattr(planned, "load_of", broken)
     assert _planned(planning.plan(config)) == {"why": "ZeroDivisionError: no such model"}
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_what_a_container_has_left_counts_pages_of_files_as_free(version, tmp_path, monkeypatch):
+    """They count as used: after a model was downloaded, a run that fits was said not to fit."""
+    folder, names = tmp_path, ("memory.max", "memory.current")
+    if version == 1:
+        folder, names = tmp_path / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        folder.mkdir()
+    total = "inactive_file 1\ntotal_" if version == 1 else ""
+    (folder / names[0]).write_text("1000\n")
+    (folder / names[1]).write_text("900\n")
+    (folder / "memory.stat").write_text(f"anon 7\n{total}inactive_file 500\n{total[-6:]}active_file 100\n")
+    monkeypatch.setattr(measuring, "GROUPS", tmp_path)
+    assert measuring.free_bytes() == 700
+    (folder / names[0]).write_text("max\n")
+    assert (measuring.free_bytes() or 0) > 1000
+    (folder / names[0]).unlink()
+    assert (measuring.free_bytes() or 0) > 1000

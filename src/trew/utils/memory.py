@@ -112,14 +112,30 @@ def free_bytes(device: str = "cpu") -> int | None:
     except OSError:
         return None
     match = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)
-    free = int(match[1]) * 1024 if match else None
-    try:
-        # Control groups of version 2; "max" is no limit, and no decimal number.
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-    except (OSError, ValueError):
-        return free
-    if limit.isdecimal():
-        left = max(0, int(limit) - used)
-        free = left if free is None else min(free, left)
-    return free
+    known = [int(match[1]) * 1024 if match else None, _left_in_group()]
+    return min((size for size in known if size is not None), default=None)
+
+
+GROUPS = Path("/sys/fs/cgroup")
+_LIMITS = (
+    ("memory.max", "memory.current", "memory.stat"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
+)
+"""Where control groups of version 2, and of version 1, say their limit of memory, what is used, and of what kind."""
+
+
+def _left_in_group() -> int | None:
+    """The bytes that the control group of a container still lets its processes have; None without a limit."""
+    for limit, used, kinds in _LIMITS:
+        try:
+            most, now = (GROUPS / limit).read_text().strip(), int((GROUPS / used).read_text())
+            kept = dict(re.findall(r"^(\w+) (\d+)$", (GROUPS / kinds).read_text(), re.MULTILINE))
+        except (OSError, ValueError):
+            continue
+        if not most.isdecimal():  # "max": no limit
+            return None
+        # Pages of files that were read count as used, but are given up when memory is needed, as in MemAvailable: after
+        # a model was downloaded they may be most of it. Version 1 has the sum over groups below it as total_...
+        files = sum(int(kept.get(f"total_{name}", kept.get(name, 0))) for name in ("inactive_file", "active_file"))
+        return max(0, int(most) - max(0, now - files))
+    return None
