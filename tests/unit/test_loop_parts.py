@@ -20,7 +20,7 @@ from trew.eval import evaluate
 from trew.learner import Accumulated
 from trew.rewards import RewardSet
 from trew.runs.rollouts import write_rollouts
-from trew.training import loop, record
+from trew.training import guards, loop, record
 from trew.types import Group, Prompt, Rollout, Sampling, Score, ScoredGroup, StepOutput
 
 
@@ -141,3 +141,15 @@ def test_episodes_that_are_out_of_turns_were_not_cut_off_at_the_limit_of_tokens(
         samples=4, sampling=Sampling(max_tokens=2), correct=lambda score: False,
     )  # fmt: skip
     assert found.truncated_share == 0.25
+
+
+def test_a_checkpoint_that_was_saved_again_is_one_from_before_the_bad_steps(tmp_path):
+    """Its name has a counter, and the message said that no checkpoint is from before."""
+    (tmp_path / "000002.1").mkdir()
+    (tmp_path / ".tmp-000001-7").mkdir()
+    program = SimpleNamespace(
+        state=SimpleNamespace(step=4, bad_steps=2), folder=SimpleNamespace(checkpoints=tmp_path),
+        config=SimpleNamespace(learner=SimpleNamespace(bad_steps=2)),
+    )  # fmt: skip
+    with pytest.raises(NumericsError, match=r"The checkpoint of step 2 is from before\."):
+        guards.end_if_broken(program, NumericsError("x"), "x")

@@ -124,8 +124,9 @@ def end_if_broken(program: PolicyProgram, error: NumericsError, text: str) -> No
     if state.bad_steps < limit:
         return
     good = state.step - state.bad_steps  # the last step that was applied
-    # Names with anything but digits are checkpoints that are being written.
-    saved = [int(path.name) for path in program.folder.checkpoints.glob("*") if path.name.isdecimal()]
+    # A step that was saved again has a counter (000020.1); other names are checkpoints that are being written.
+    names = [path.name.partition(".")[0] for path in program.folder.checkpoints.glob("*")]
+    saved = [int(name) for name in names if name.isdecimal()]
     kept = sorted(step for step in saved if step <= good)
     where = f"The checkpoint of step {kept[-1]} is from before" if kept else "No checkpoint is from before"
     steps = "1 step" if limit == 1 else f"{limit} steps in a row"
