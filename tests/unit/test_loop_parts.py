@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+import tiny
 import trew
 from rollouts_help import rollout
 from test_loop_update import LENGTHS, Recorder, Run, run, scored, updated
@@ -21,7 +22,9 @@ from trew.learner import Accumulated
 from trew.rewards import RewardSet
 from trew.runs.rollouts import write_rollouts
 from trew.training import guards, loop, record
+from trew.training.batch import keep_schedule
 from trew.types import Group, Prompt, Rollout, Sampling, Score, ScoredGroup, StepOutput
+from trew.utils.console import Silent
 
 
 def test_learning_is_announced_before_the_policy_is_asked_anything():
@@ -153,3 +156,30 @@ def test_a_checkpoint_that_was_saved_again_is_one_from_before_the_bad_steps(tmp_
     )  # fmt: skip
     with pytest.raises(NumericsError, match=r"The checkpoint of step 2 is from before\."):
         guards.end_if_broken(program, NumericsError("x"), "x")
+
+
+def test_a_schedule_ends_with_the_run_where_dynamic_sampling_drops_groups(tmp_path):
+    """Their optimizer steps were missing in it: a rate that is to fall to 0 ended at nearly half."""
+    (tmp_path / "r.py").write_text(
+        "import zlib\ndef f(completions, **_):\n    return [float(zlib.crc32(c.encode()) % 2) for c in completions]\n"
+    )
+    (tmp_path / "rows.jsonl").write_text("".join(f'{{"prompt": "{i}"}}\n' for i in range(20)))
+    recipe = {
+        "model": str(tiny.save(tmp_path / "model")), "steps": 4, "out": str(tmp_path / "run"),
+        "data": {"train": str(tmp_path / "rows.jsonl")}, "rewards": [{"name": f"{tmp_path}/r.py:f"}],
+        "rollout": {"prompts": 4, "completions": 2, "max_tokens": 4, "refills": 0}, "objective": {"preset": "dapo"},
+        "learner": {"lr": 1e-3, "schedule": "linear", "minibatch_prompts": 1}, "eval": {"size": 4},
+    }  # fmt: skip
+    trew.train(recipe, display=Silent())
+    rows = [row for row in trew.load_run(tmp_path / "run").rows if "reward" in row]
+    assert any(row["zero_signal_share"] for row in rows[:-1])
+    # Of 16 optimizer steps, those of the last step are the 13th to the 16th.
+    assert 0 < rows[-1]["lr"] <= 1e-3 * (1 - 12 / 16)
+
+
+def test_a_critic_s_schedule_counts_the_steps_in_which_it_learns_alone():
+    config = parse({"model": "m", "steps": 9, "objective": {"preset": "ppo"}, "critic": {"warmup_steps": 2}})
+    policy, critic = SimpleNamespace(steps=0), SimpleNamespace(steps=0)
+    for step, expected in ((1, (0, 0)), (3, (0, 2)), (5, (2, 4))):
+        keep_schedule(config, policy, critic, step)
+        assert (policy.steps, critic.steps) == expected

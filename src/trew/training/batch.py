@@ -13,6 +13,8 @@ from torch import Tensor
 
 from ..config import Config, LearnerConfig
 from ..errors import NumericsError, RewardError
+from ..learner import Learner
+from ..learner.critic import Critic
 from ..objective import Objective, TokenBatch
 from ..objective.batch import ReasoningSteps
 from ..objective.turns import Turns, number_states
@@ -169,6 +171,15 @@ def optimizer_steps(config: Config, groups: int) -> int:
     """The number of optimizer steps on this many groups."""
     size = config.learner.minibatch_prompts or groups
     return -(-groups // size) * config.learner.inner_updates
+
+
+def keep_schedule(config: Config, policy: Learner, critic: Critic | None, step: int) -> None:
+    """Moves the learning rates' schedules to where a run is before ``step``: optimizer steps that earlier steps lacked,
+    as dynamic sampling dropped groups or a number was not finite, count too, so that the schedules end with the run."""
+    each = config.optimizer_steps // max(config.steps, 1)
+    policy.steps = max(policy.steps, each * max(step - 1 - config.critic.warmup_steps, 0))
+    if critic is not None:
+        critic.steps = max(critic.steps, each * (step - 1))
 
 
 def advantages_by_uid(rollouts: StepRollouts, batch: TokenBatch) -> dict[str, list[np.ndarray]]:

@@ -26,6 +26,7 @@ from ..weights import InPlace, WeightSync
 from ..weights.canary import canary_samples
 from . import loop, planning
 from .attempt import Attempt
+from .batch import keep_schedule
 from .build import parts
 from .memory_record import BETWEEN, EXPORTING, GENERATING, TRAINING
 from .policy_program import for_files, load
@@ -108,6 +109,7 @@ class FollowerRun:
     @contextlib.contextmanager
     def attempt(self, step: int) -> Iterator[Attempt]:
         attempt = Attempt(step, self.policy.version)
+        keep_schedule(self.config, self.policy, self.critic, step)
         self._peaks.enter(GENERATING)
         try:
             yield attempt

@@ -13,6 +13,7 @@ from ..runs.report import write_report
 from ..types import ScoredGroup
 from . import guards, watch
 from .attempt import Attempt
+from .batch import keep_schedule
 from .memory_record import BETWEEN, EXPORTING, GENERATING, TRAINING
 from .policy_program import PolicyProgram
 from .record import advantages_of, correction_row, of_demonstrations, rollout_row, update_row
@@ -62,6 +63,7 @@ class TrainingRun:
         """Encloses one step. An interrupted step is rolled back; after a non-finite number, the evidence is saved and
         the run goes on with the next step."""
         self._attempt = attempt = Attempt(step, self.policy.version)
+        keep_schedule(self.config, self.policy, self.critic, step)
         self._program.memory.peaks.enter(GENERATING)
         with self._program.rollback_on_interrupt():
             try:
