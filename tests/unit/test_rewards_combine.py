@@ -471,3 +471,24 @@ def test_the_mean_for_a_missing_number_does_not_depend_on_the_order_of_the_compl
         scores = combined(rewards, [order, [Verdict(0.0)] * 5], lengths=[1] * 5)
         found.add(scores[order.index(numbers[-1])].value)
     assert len(found) == 1
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.25])
+def test_behind_a_closed_gate_a_completion_has_a_step_of_its_value(weight: float) -> None:
+    # Without a step an objective that learns from steps would leave it out, and a broken layout would cost nothing.
+    rewards = [Reward("format", "format", weight, gate=True), Reward("prm", "", 1.0)]
+    judged = Verdict(0.5, steps=((2, 0.25), (4, 0.75)))
+    kept, closed, failed = combined(
+        rewards,
+        [[Verdict(1.0), Verdict(0.0), Verdict(0.0)], [judged, judged, Verdict(None, "timeout")]],
+        lengths=[4, 4, 4],
+    )
+    assert kept.steps[0] == (2, 0.25)
+    assert closed.value == failed.value == 0.0
+    assert closed.steps == failed.steps == ((4, 0.0),)
+
+
+def test_without_steps_in_the_group_a_closed_gate_makes_none() -> None:
+    rewards = [Reward("format", "format", 0.0, gate=True), Reward("answer", "", 1.0)]
+    scores = combined(rewards, [[Verdict(1.0), Verdict(0.0)], [Verdict(1.0), Verdict(1.0)]], lengths=[4, 4])
+    assert [score.steps for score in scores] == [(), ()]

@@ -66,13 +66,19 @@ def combined(
         numbers = [verdict.score for verdict in row if verdict.score is not None]
         # fsum: the same mean to the last bit in whichever order the completions came.
         means.append(math.fsum(numbers) / len(numbers) if numbers else None)
+    counted = [row for reward, row in zip(rewards, verdicts, strict=True) if reward.weight]
+    by_step = any(verdict.steps for row in counted for verdict in row)
+    columns = ([row[i] for row in verdicts] for i in range(len(lengths)))
     return tuple(
-        _score(rewards, [row[i] for row in verdicts], means, length) for i, length in enumerate(lengths)
-    )  # fmt: skip
+        _score(rewards, column, means, length, by_step) for column, length in zip(columns, lengths, strict=True)
+    )
 
 
-def _score(rewards: Sequence[Reward], column: Sequence[Verdict], means: Sequence[float | None], length: int) -> Score:
-    """Scores one completion from its verdicts; ``means`` are the rewards' means over the group."""
+def _score(
+    rewards: Sequence[Reward], column: Sequence[Verdict], means: Sequence[float | None], length: int, by_step: bool
+) -> Score:
+    """Scores one completion from its verdicts; ``means`` are the rewards' means over the group, and ``by_step`` says
+    whether the steps of some completion in it are rewarded."""
     pairs = [*zip(rewards, column, strict=True)]
     is_open = _all_open(rewards, [v.score for v in column])
     status, is_known = _status(pairs, is_open=is_open)
@@ -83,6 +89,10 @@ def _score(rewards: Sequence[Reward], column: Sequence[Verdict], means: Sequence
         # A missing number of a step has no stand-in: a mean over the group has no place within this completion.
         if any(v.steps for v in column):
             steps = combined_steps([(r.weight, v.score, v.steps) for r, v, _ in counted], length=length)
+        # Behind a closed gate one step with the value, not none: an objective that learns from steps would leave the
+        # completion out instead of ranking it behind those that passed the gate.
+        if by_step and not is_open and not steps and length:
+            steps = ((length, value),)
     return Score(
         value=value,
         status=status,
