@@ -10,7 +10,7 @@ import pytest
 from trew.config import RewardConfig
 from trew.errors import SandboxError
 from trew.rewards import RewardSet, grade
-from trew.rewards.builtin import code_block
+from trew.rewards.builtin import code, code_block
 from trew.rewards.builtin.kinds import gold_problem
 from trew.rewards.reward_checks import try_reward
 from trew.rewards.sandbox import boundary
@@ -183,3 +183,36 @@ def test_a_trial_says_where_no_right_program_is_known(reference):
         found = {check.what: check for check in try_reward(rewards, [Prompt("a", text="?", columns=columns)])}
     assert all(check.holds for check in found.values())
     assert ("no row has a reference program" in found["right answers score 1"].numbers) == (reference is None)
+
+
+@pytest.mark.parametrize(
+    "asserts",
+    [
+        ["assert Solution().double(1) == 2"],
+        ["s = Solution()\nassert s.double(1) == 2"],
+        ["def check(candidate):\n    assert candidate().double(1) == 2"],
+        ["assert Solution()(1) == 2"],
+        ["double = Solution()\nassert double(1) == 2"],
+        ["assert Solution('2020-01-02').year == 2020"],
+    ],
+)
+def test_asserts_about_returned_objects_are_no_gold(asserts):
+    """No program could pass them, as an object stays in its sandbox: each scored 0, with nothing to tell why."""
+    found = code.func_tests({"entry_point": "Solution", "asserts": asserts})
+    assert isinstance(found, str)
+    assert "only plain values come back" in found
+
+
+@pytest.mark.parametrize(
+    "asserts",
+    [
+        ["assert f('A').lower() == 'a'"],
+        ["x = f(1)\nassert x.real == 1 and x.bit_length() == 1"],
+        ["x = f(1)\nassert sorted(x.items()) == [(1, 2)]"],
+        ["import datetime\nx = f(1)\nassert x == 2\nx = datetime.date(2020, 1, x)\nassert x.year == 2020"],
+        ["assert f(f(1)) == 1"],
+        ["assert next(f(1)) == 1 and f(2)[0] == 3"],
+    ],
+)
+def test_asserts_about_plain_values_are_gold(asserts):
+    assert not isinstance(code.func_tests({"entry_point": "f", "asserts": asserts}), str)

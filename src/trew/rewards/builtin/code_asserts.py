@@ -45,6 +45,12 @@ COMMON = {
     )
 }  # fmt: skip
 _SINGLETONS = (None, True, False)
+# What comes back from the sandbox, and what such values can be asked for.
+_PLAIN = (
+    None, 0, 0.0, 0j, "", b"", bytearray(), [], (), {}, set(), frozenset(), range(0), {}.keys(), {}.values(),
+    {}.items(), iter(()), collections.deque(), decimal.Decimal(), fractions.Fraction(), int, type,
+)  # fmt: skip
+_OF_PLAIN = frozenset(name for value in _PLAIN for name in dir(value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +145,9 @@ def _problem(tree: ast.Module, names: set[str]) -> str:
     if wrong := _idle_assert(nodes):
         return wrong
     functions = {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
-    guarded = _guarded(nodes)
-    return next((why for node in nodes if (why := _call_problem(node, names, functions, guarded))), "")
+    guarded, results = _guarded(nodes), _results(nodes, names)
+    problems = (_call_problem(node, names, functions, guarded) or _use_problem(node, names, results) for node in nodes)
+    return next(filter(None, problems), "")
 
 
 def _idle_assert(nodes: Sequence[ast.AST]) -> str:
@@ -173,6 +180,33 @@ def _call_problem(node: ast.AST, names: set[str], functions: set[str], guarded: 
     if isinstance(node, ast.Expr) and _is_call(node.value, names) and id(node) not in guarded:
         return f"{ast.unparse(node):.80}: looks for a change in its arguments, which are copies in the sandbox"
     return ""
+
+
+def _results(nodes: Sequence[ast.AST], names: set[str]) -> set[str]:
+    """The variables that hold what a call of the function returned, and nothing else."""
+    bound = Counter(node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+    found = Counter(
+        node.targets[0].id
+        for node in nodes
+        if isinstance(node, ast.Assign) and _is_call(node.value, names) and isinstance(node.targets[0], ast.Name)
+    )
+    return {name for name, count in found.items() if count == bound[name]}
+
+
+def _use_problem(node: ast.AST, names: set[str], results: set[str]) -> str:
+    """Says how a node uses what the function returned as no plain value can be used; empty if it does not."""
+    if isinstance(node, ast.Attribute) and node.attr not in _OF_PLAIN:
+        used = node.value
+    elif isinstance(node, ast.Call):  # what was returned is itself called
+        used = node.func
+    else:
+        return ""
+    if not _is_call(used, names) and not (isinstance(used, ast.Name) and used.id in results):
+        return ""
+    return (
+        f"{ast.unparse(node):.80}: needs an object or a function to be returned, and only plain values come back from "
+        "the sandbox; test a function that returns numbers, text, lists or tables"
+    )
 
 
 def _guarded(nodes: Sequence[ast.AST]) -> set[int]:
