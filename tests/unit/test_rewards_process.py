@@ -305,3 +305,25 @@ def test_groups_are_called_alone_where_that_was_asked_for(tmp_path: Path) -> Non
     groups: tuple[Group, ...] = FIVE
     assert [v for v, _ in verdicts_of(functions_of(tmp_path, source).score(groups))] == [5.0] * 5
     assert [v for v, _ in verdicts_of(functions_of(tmp_path, source, calls="group").score(groups))] == [3, 3, 3, 2, 2]
+
+
+def test_each_completion_of_an_async_verl_function_that_blocks_has_the_whole_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Together they exceed the limit of one, since none lets the others run; each alone is well within it.
+    monkeypatch.setattr("trew.rewards.user.process.GRACE_SECONDS", 0.0)
+    monkeypatch.setattr("trew.rewards.user.verdicts.SHARE_SECONDS", 0.0)
+    code = """
+        import time
+
+        async def compute_score(data_source, solution_str, ground_truth):
+            time.sleep(0.5)
+            return float(solution_str == ground_truth)
+    """
+    path = write(tmp_path, code)
+    rewards = RewardSet.from_config([RewardConfig(name=f"{path}:compute_score", timeout_s=1.8)])
+    try:
+        [scored] = rewards.score([group("7", "8", "7", "9", answer="7")])
+        assert [score.value for score in scored.scores] == [1.0, 0.0, 1.0, 0.0]
+    finally:
+        rewards.close()

@@ -106,8 +106,9 @@ def _apart(
         calls = [FunctionCall(ask.function, [sample], ask.limit) for sample in ask.samples]
         outcomes = host.call(calls, step=step)
     else:
-        # Each gets a share of the call's limit: however many hang, all together take about as long as the call did.
-        share = max(ask.limit / count, min(SHARE_SECONDS, ask.limit))
+        # Each gets a share of the call's limit: however many hang, all together take about as long as the call did. In
+        # verl's form the limit is that of one completion.
+        share = ask.limit if ask.function.verl else max(ask.limit / count, min(SHARE_SECONDS, ask.limit))
         outcomes = [host.call([FunctionCall(ask.function, [s], share)], step=step)[0] for s in ask.samples]
     return _merged(outcomes, seconds=outcome.seconds)
 
