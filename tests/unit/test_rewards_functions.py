@@ -393,3 +393,12 @@ def test_a_function_whose_mean_would_be_logged_as_a_share_is_refused(tmp_path: P
     """reward/no_answer is the share of completions without an answer: a function of that name took its place."""
     with pytest.raises(ConfigError, match=f"'.*:{name}': has the name of a metric, reward/{name}, which is a share"):
         loaded(tmp_path, f"def {name}(completions, **_): return [0.5] * len(completions)", name)
+
+
+def test_a_function_that_needs_one_prompt_is_told_at_once_to_take_prompts(tmp_path: Path) -> None:
+    """The column is not passed on, whether a row has it or not: the first step failed with Python's TypeError."""
+    path = write(tmp_path, "def f(completions, prompt):\n    return [1.0] * len(completions)\n")
+    with pytest.raises(ConfigError, match=r"f\(\) needs 'prompt', which no function is given; take 'prompts'"):
+        RewardSet.from_config([RewardConfig(name=f"{path}:f")])
+    rewards = RewardSet.from_config([RewardConfig(name=f"{path}:f", args={"prompt": "x"})])
+    rewards.close()

@@ -23,6 +23,7 @@ from .loading import load_function, sources_of
 
 OFFERED = ("prompts", "completions", "completion_ids", "trainer_state")  # by us, in TRL's form
 CONVERSATION = "messages"  # offered with episodes; elsewhere a column may have this name
+PROMPT = "prompt"  # a column that is not passed on, as in TRL: ``prompts`` has what it holds
 NOT_OFFERED = ("log_extra", "log_metric", "environments")  # TRL's trainer has them; here they must have defaults
 VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
 
@@ -115,7 +116,7 @@ class UserFunction:
         # The union of all rows' columns, and None if a row lacks one: a step may mix rows of several tasks. Names
         # that TRL gives a meaning of its own win over columns, and the recipe's args over both.
         names = dict.fromkeys(name for sample in samples for name in sample.prompt.columns)
-        columns = {n: [s.prompt.columns.get(n) for s in samples] for n in names if n not in OFFERED and n != "prompt"}
+        columns = {n: [s.prompt.columns.get(n) for s in samples] for n in names if n not in OFFERED and n != PROMPT}
         if any(s.conversation for s in samples):
             columns[CONVERSATION] = [[dict(message) for message in s.conversation] for s in samples]
         return {
@@ -227,9 +228,12 @@ class _Signature:
                 "(verl: compute_score(data_source, solution_str, ground_truth, extra_info))",
             ]
         # other parameters without a default are columns of the data, which are looked for when rows are known
+        needed = self.needed(args)
+        if PROMPT in needed:
+            found.append(f"{self.name}() needs {PROMPT!r}, which no function is given; take 'prompts', a list of them")
         return found + [
             f"{self.name}() needs {n!r}, which only TRL's trainer has; give it the default None"
-            for n in self.needed(args)
+            for n in needed
             if n in NOT_OFFERED
         ]
 
