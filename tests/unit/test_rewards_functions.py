@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rewards_help import group, write
+from rewards_help import functions_of, group, write
 from trew.config import RewardConfig
 from trew.errors import ConfigError, RewardError
 from trew.rewards import RewardSet
@@ -402,3 +402,16 @@ def test_a_function_that_needs_one_prompt_is_told_at_once_to_take_prompts(tmp_pa
         RewardSet.from_config([RewardConfig(name=f"{path}:f")])
     rewards = RewardSet.from_config([RewardConfig(name=f"{path}:f", args={"prompt": "x"})])
     rewards.close()
+
+
+def test_extra_info_that_is_no_table_is_passed_as_it_is(tmp_path: Path) -> None:
+    source = """
+        def compute_score(data_source, solution_str, ground_truth, extra_info):
+            return float(extra_info == '{"index": 3}')
+    """
+    rewards = functions_of(tmp_path, source, "compute_score")
+    try:
+        [scored] = rewards.score([group("7", answer="7", extra_info='{"index": 3}')])
+        assert scored.scores[0].value == 1.0
+    finally:
+        rewards.close()

@@ -8,6 +8,7 @@ This module reads and describes a function; ``session`` calls it, and ``process`
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -134,7 +135,8 @@ class UserFunction:
             "data_source": columns.get("data_source") or "",
             "solution_str": sample.text,
             "ground_truth": first_column(columns, ("ground_truth", "gold", "answer")),
-            "extra_info": dict(columns.get("extra_info") or {}),
+            # A table nearly always; whatever else the column holds is passed as it is, as verl does.
+            "extra_info": copy.copy(columns.get("extra_info") or {}),
             **self.args,
         }
 
