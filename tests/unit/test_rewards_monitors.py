@@ -276,3 +276,9 @@ def test_groups_whose_rewards_are_all_huge_still_show_that_order_matters():
 
     told = warned(draw, shuffled=False)
     assert any("the first half of each group scores" in text for texts in told.values() for text in texts), told
+
+
+@pytest.mark.parametrize("opening", ["```python3", "```PYTHON", "```python title=x.py", "```py\r"])
+def test_programs_are_found_as_the_graders_find_them(opening: str) -> None:
+    text = f"{opening}\nimport os\nprint('```')\nos._exit(0)\n```"
+    assert exits([scored_texts([text, "```python\nprint(1)\n```"], [1.0, 1.0])]) == {"exits": (1.0, 2.0)}

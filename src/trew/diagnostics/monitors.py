@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..rewards.builtin import code_block
 from ..rewards.combine import Reward
 from ..rewards.thinking import after_thinking
 from ..types import Metrics, ScoredGroup, reduce_metrics
@@ -35,7 +36,6 @@ LENGTH_GAP, LENGTH_RATIO = 0.3, 1.5
 
 # What states an answer, and in programs what ends them.
 _MARKS = ("\\boxed{", "####", "<answer>")
-_CODE = re.compile(r"```(?:python|py)[ \t]*\n")
 _EXIT = re.compile(r"\b(?:sys\.exit|os\._exit|os\.abort|os\.kill|exit|quit)[ \t]*\(|\braise[ \t]+SystemExit\b")
 
 ADVICE = {
@@ -155,11 +155,10 @@ def identical(scored: Sequence[ScoredGroup]) -> Metrics:
 
 
 def exits(scored: Sequence[ScoredGroup]) -> Metrics:
-    """The share of programs (last ```` ```python ```` block) that end themselves, as by ``os._exit``."""
-    # The last block, up to its closing fence.
-    programs = [
-        _CODE.split(c.text)[-1].split("```")[0] for g in scored for c in g.group.rollouts if _CODE.search(c.text)
-    ]
+    """The share of programs (last ```` ```python ```` block, as the graders find it) that end themselves, as by
+    ``os._exit``."""
+    answers = [after_thinking(c.text) for g in scored for c in g.group.rollouts]
+    programs = [program for text in answers if text and (program := code_block.extract(text)) is not None]
     return {"exits": (float(sum(bool(_EXIT.search(p)) for p in programs)), float(len(programs)))}
 
 
