@@ -22,6 +22,7 @@ from trew.rewards.builtin.kinds import KINDS
 from trew.rewards.known_answers import known_answers, solve
 from trew.rewards.remote.match import described
 from trew.rewards.reward_checks import try_reward
+from trew.rewards.sandbox import boundary
 from trew.training.episodes import rewards_of
 from trew.types import Prompt
 
@@ -457,3 +458,22 @@ def test_text_groups_have_lengths_alone() -> None:
     assert [len(c) for c in made.rollouts] == [3, 0]
     assert made.rollouts[0].token_ids.tolist() == [0, 0, 0]
     assert made.rollouts[0].entropies is None
+
+
+def test_published_rows_of_humaneval_are_scored_with_the_head_of_their_program(tmp_path: Path) -> None:
+    """Without it answers that leave out its imports scored 0, and rows whose tests use its helpers had a bad gold."""
+    try:
+        boundary()
+    except SandboxError as error:
+        pytest.skip(str(error))
+    head = "from typing import List\n\ndef one() -> int:\n    return 1\n\n"
+    row = {
+        "prompt": head + "def f(x: List[int]) -> int:\n    '''Adds 1.'''\n", "entry_point": "f",
+        "canonical_solution": "    return x[0] + 1\n",
+        "test": "def check(candidate):\n    assert candidate([1]) == 1 + one()\n",
+        "completion": "```python\ndef f(x: List[int]) -> int:\n    return x[0] + 1\n```",
+    }  # fmt: skip
+    data, out = tmp_path / "rows.jsonl", tmp_path / "scores.jsonl"
+    data.write_text(json.dumps(row) + "\n")
+    assert run(["rewards", "score", "code_func", "--data", str(data), "--out", str(out)]) == 0
+    assert json.loads(out.read_text())["score"] == 1.0
