@@ -267,3 +267,15 @@ def test_repetition_is_of_phrases_within_a_reply():
     assert repetition([turn(1, 2, 3), turn(), turn(4), turn(1, 2)], ngram_size=2) == pytest.approx(-1 / 3)
     assert repetition([turn(1, 2, 1, 2)], ngram_size=2) == pytest.approx(-1 / 3)
     assert grade("repetition", "", token_ids=[1, 2, 1, 2], turn_lengths=[2, 2], ngram_size=2).score == -0.5
+
+
+@pytest.mark.parametrize("prefilled", ["<thinking>", "so <think>", "<think></think>", "<answer>", "<think><think>"])
+def test_a_beginning_that_no_reply_could_complete_is_refused(prefilled: str) -> None:
+    """Every reply scored 0, and a gate of it was closed for the whole run."""
+    with pytest.raises(ConfigError, match="accepts the beginning of a reply with the layout of the template"):
+        RewardSet.from_config([RewardConfig(name="format", args={"prefilled": prefilled})])
+
+
+@pytest.mark.parametrize("prefilled", ["", " \n", "<think>", "<think>\nso", "<think>so</think>\n<answer>"])
+def test_beginnings_of_the_layout_are_accepted(prefilled: str) -> None:
+    assert RewardSet.from_config([RewardConfig(name="format", args={"prefilled": prefilled})]).names == ("format",)

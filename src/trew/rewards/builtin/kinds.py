@@ -191,6 +191,16 @@ def _cache_fits(args: Mapping[str, Any]) -> str:
     return ""
 
 
+def _begins_a_layout(args: Mapping[str, Any]) -> str:
+    template, prefilled = args.get("template", layout.THINK_ANSWER), args.get("prefilled", "")
+    if layout.can_begin(prefilled, layout.parse_template(template)):
+        return ""
+    return (
+        f"args.prefilled: got {prefilled!r:.80}, accepts the beginning of a reply with the layout of the template, "
+        f"{template!r:.120}: behind anything else every reply would score 0"
+    )
+
+
 def _values_in_order(args: Mapping[str, Any]) -> str:
     for low, high, defaults in (
         ("min_value_wrong", "max_value_wrong", (-1.0, -0.5)),
@@ -267,6 +277,7 @@ KINDS: dict[str, Kind] = {
         grade=layout.grade,
         settings={"template": _template, "prefilled": _text},
         gold=lambda columns: (None, {}),
+        together=_begins_a_layout,
     ),
     "code_stdin": Kind(
         grade=code.grade_stdin,

@@ -75,6 +75,18 @@ def mismatch(text: str, template: Template) -> str:
     return ""
 
 
+def can_begin(prefilled: str, template: Template) -> bool:
+    """Returns whether some reply that begins with ``prefilled`` has the template's layout.
+
+    >>> t = parse_template(THINK_ANSWER)
+    >>> can_begin("<think>\\n", t), can_begin("<think>so</think>", t), can_begin("<thinking>", t)
+    (True, True, False)
+    """
+    # What may follow after k tags: the rest of the template, with a text where it has one.
+    parts = [("x" if filled else "") + tag for filled, tag in zip(template.filled, (*template.tags, ""), strict=True)]
+    return any(not mismatch(prefilled + "".join(parts[k:]), template) for k in range(len(parts)))
+
+
 def grade(completion: str, gold: Any = None, *, template: str = THINK_ANSWER, prefilled: str = "") -> Verdict:
     """Scores 1 if the reply has exactly the template's layout, else 0; ignores ``gold``.
 
