@@ -279,3 +279,12 @@ def test_a_beginning_that_no_reply_could_complete_is_refused(prefilled: str) -> 
 @pytest.mark.parametrize("prefilled", ["", " \n", "<think>", "<think>\nso", "<think>so</think>\n<answer>"])
 def test_beginnings_of_the_layout_are_accepted(prefilled: str) -> None:
     assert RewardSet.from_config([RewardConfig(name="format", args={"prefilled": prefilled})]).names == ("format",)
+
+
+@pytest.mark.parametrize(
+    ("args", "noted"),
+    [({}, True), ({"prefilled": "<think>\n"}, False), ({"template": "<answer>…</answer>"}, False)],
+)
+def test_a_layout_that_asks_for_a_thought_which_the_prompt_has_begun_is_noted(args: dict, noted: bool) -> None:
+    notes = RewardSet.from_config([RewardConfig(name="format", args=args)]).thought_notes()
+    assert [note[:58] for note in notes] == ["rewards: prompts end with <think>, and format asks for it "] * noted

@@ -7,8 +7,10 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from ..types import Prompt
+from .builtin import layout
 from .builtin.kinds import KINDS, gold_problems
 from .combine import Reward
+from .thinking import OPEN
 
 AT_ONCE = 256  # rows checked between two reports of progress
 Bar = Callable[[str, int], AbstractContextManager[Any]]
@@ -106,11 +108,22 @@ def unserved_notes(rewards: Sequence[Reward], prompts: Sequence[Prompt]) -> list
 
 def thought_notes(rewards: Sequence[Reward]) -> list[str]:
     """As :meth:`RewardSet.thought_notes`."""
-    told = [r for r in rewards if r.is_builtin and "thinking" in KINDS[r.kind].settings and not r.args.get("thinking")]
-    if not told:
-        return []
-    names = ", ".join(reward.name for reward in told)
-    return [
-        f"rewards: prompts end inside a thought (<think>), of which {names} is not told, so that what is said in a "
-        "thought that never ends counts as an answer; give such rewards args = { thinking = true }"
-    ]
+    builtins = [r for r in rewards if r.is_builtin]
+    notes = []
+    if told := [r.name for r in builtins if "thinking" in KINDS[r.kind].settings and not r.args.get("thinking")]:
+        notes.append(
+            f"rewards: prompts end inside a thought (<think>), of which {', '.join(told)} is not told, so that what is "
+            "said in a thought that never ends counts as an answer; give such rewards args = { thinking = true }"
+        )
+    if closed := [r.name for r in builtins if r.kind == "format" and _asks_for_thought(r)]:
+        notes.append(
+            f"rewards: prompts end with <think>, and {', '.join(closed)} asks for it in the reply, so that a reply "
+            'which does not begin its thought again scores 0; give such rewards args = { prefilled = "<think>" }'
+        )
+    return notes
+
+
+def _asks_for_thought(reward: Reward) -> bool:
+    """Whether the template of a ``format`` has a <think> that is not the prompt's."""
+    template = layout.parse_template(reward.args.get("template", layout.THINK_ANSWER))
+    return OPEN in template.tags and OPEN not in reward.args.get("prefilled", "")

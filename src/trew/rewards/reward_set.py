@@ -333,8 +333,8 @@ class RewardSet:
         return gold_checks.unserved_notes(self.rewards, prompts)
 
     def thought_notes(self) -> list[str]:
-        """One line about the built-ins that would take an unfinished thought for an answer, for prompts that end inside
-        a thought."""
+        """For prompts that end inside a thought: one line about the built-ins that would take an unfinished thought for
+        an answer, and one about the layouts that ask for the thought to be begun again."""
         return gold_checks.thought_notes(self.rewards)
 
     def column_problems(self, prompts: Sequence[Prompt]) -> list[str]:
