@@ -216,3 +216,32 @@ def test_asserts_about_returned_objects_are_no_gold(asserts):
 )
 def test_asserts_about_plain_values_are_gold(asserts):
     assert not isinstance(code.func_tests({"entry_point": "f", "asserts": asserts}), str)
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "a = [2, 1]\nk = f(a)\nassert a == [1, 2]",
+        "a = [1, 1, 2]\nk = f(a)\nassert k == 2\nassert a[:k] == [1, 2]",
+        "a = {}\nassert f(x=a) is None\nassert {1: 2} == a",
+        "def check(candidate):\n    a = [2, 1]\n    assert candidate(a) == [1, 2]\n    assert a == [2, 1], 'changed'",
+    ],
+)
+def test_asserts_about_what_an_argument_has_become_are_no_gold(test):
+    """The function changes a copy: such an assert failed for every program, or held for one that changes it."""
+    found = code.func_tests({"entry_point": "f", "asserts": [test]})
+    assert isinstance(found, str)
+    assert "looks for a change in its arguments" in found
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "a = [2, 1]\nassert f(a) == sorted(a)",
+        "a = [2, 1]\nb = f(a)\nassert b == [1, 2]\nassert sorted(a) == b and len(a) == 2",
+        "for i in range(3):\n    b = f(i)\n    assert i == 2 or b",
+        "a = [2, 1]\na = f(a)\nassert a == [1, 2]",
+    ],
+)
+def test_asserts_may_use_an_argument_again(test):
+    assert not isinstance(code.func_tests({"entry_point": "f", "asserts": [test]}), str)

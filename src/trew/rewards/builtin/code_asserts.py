@@ -50,6 +50,7 @@ _PLAIN = (
     None, 0, 0.0, 0j, "", b"", bytearray(), [], (), {}, set(), frozenset(), range(0), {}.keys(), {}.values(),
     {}.items(), iter(()), collections.deque(), decimal.Decimal(), fractions.Fraction(), int, type,
 )  # fmt: skip
+_MUTABLE = (ast.List, ast.Set, ast.Dict, ast.ListComp, ast.SetComp, ast.DictComp)
 _OF_PLAIN = frozenset(name for value in _PLAIN for name in dir(value))
 
 
@@ -142,7 +143,7 @@ def _problem(tree: ast.Module, names: set[str]) -> str:
         return "there is no assert"
     if not any(isinstance(node, ast.Name) and node.id in names for node in nodes):
         return f"no assert calls {' or '.join(sorted(names))}"
-    if wrong := _idle_assert(nodes):
+    if wrong := _idle_assert(nodes) or _about_an_argument(nodes, names):
         return wrong
     functions = {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
     guarded, results = _guarded(nodes), _results(nodes, names)
@@ -159,6 +160,44 @@ def _idle_assert(nodes: Sequence[ast.AST]) -> str:
     used |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     idle = next((node.name for node in nodes if _is_test(node) and node.name not in used), "")
     return f"{idle} has asserts and nothing calls it; call it behind its definition, or name it check" if idle else ""
+
+
+def _about_an_argument(nodes: Sequence[ast.AST], names: set[str]) -> str:
+    """Names an assert that compares a list, set or table that the function was given with a literal; empty if there is
+    none. The function has a copy, so that it holds for every program or for none."""
+    calls = [node for node in nodes if isinstance(node, ast.Call) and _is_call(node, names)]
+    given = {argument.id for call in calls for argument in _given(call) if isinstance(argument, ast.Name)}
+    bound = [(node.value, node.targets) for node in nodes if isinstance(node, ast.Assign)]
+    made = {name for value, targets in bound if isinstance(value, _MUTABLE) for name in _names(targets)}
+    changed = {name for value, targets in bound if not isinstance(value, _MUTABLE) for name in _names(targets)}
+    asserts = [node for node in nodes if isinstance(node, ast.Assert)]
+    found = next((node for node in asserts if _compared_with_literal(node.test) in (given & made) - changed), None)
+    if found is None:
+        return ""
+    return f"{ast.unparse(found):.80}: looks for a change in its arguments, which are copies in the sandbox"
+
+
+def _names(nodes: Sequence[ast.AST]) -> list[str]:
+    return [node.id for node in nodes if isinstance(node, ast.Name)]
+
+
+def _compared_with_literal(test: ast.expr) -> str:
+    """The variable that an assert's test compares, or a part of it, with a literal; empty if it does something else."""
+    if not isinstance(test, ast.Compare) or len(test.ops) > 1:
+        return ""
+    for side, other in itertools.permutations((test.left, test.comparators[0])):
+        compared = side.value if isinstance(side, ast.Subscript) else side
+        if isinstance(compared, ast.Name) and _is_literal(other):
+            return compared.id
+    return ""
+
+
+def _is_literal(node: ast.expr) -> bool:
+    try:
+        ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return False
+    return True
 
 
 def _is_test(node: ast.AST) -> TypeGuard[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -216,10 +255,15 @@ def _guarded(nodes: Sequence[ast.AST]) -> set[int]:
 
 def _is_given_code(call: ast.Call, functions: set[str]) -> bool:
     """Whether an argument is a lambda, or one of these functions and classes of the asserts."""
-    arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
     return any(
-        isinstance(given, ast.Lambda) or (isinstance(given, ast.Name) and given.id in functions) for given in arguments
+        isinstance(given, ast.Lambda) or (isinstance(given, ast.Name) and given.id in functions)
+        for given in _given(call)
     )
+
+
+def _given(call: ast.Call) -> list[ast.expr]:
+    """The arguments of a call, without their names."""
+    return [*call.args, *(keyword.value for keyword in call.keywords)]
 
 
 def _defined(tree: ast.AST) -> set[str]:
