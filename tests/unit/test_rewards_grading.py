@@ -102,3 +102,21 @@ def test_a_reward_that_is_not_the_same_twice_is_told(tmp_path: Path) -> None:
         "reward 'unsteady' judges the same completion differently from call to call: 0.0, then 3.0, for prompt 'q1', "
         "completion 'a'."
     )
+
+
+def test_why_a_built_in_could_not_judge_is_told() -> None:
+    """The status alone reached the run, whose last message pointed to warnings that nobody had given."""
+    rewards = RewardSet.from_config([RewardConfig(name="gsm8k"), RewardConfig(name="cosine", args={"max_len": 9})])
+    rows = [group("#### 7", "7", answer="7"), group("#### 8", "8", answer="7 or 8", uid="bad"), group("#### 9")]
+    with rewards.grading() as grading:
+        grading.add(0, rows[0])
+        grading.finish(rows)
+    [told] = rewards.take_warnings()
+    assert told == (
+        "reward 'gsm8k': bad_gold: the gold answer is not exactly one number; for prompt 'bad', completion '#### 8'. "
+        "2 of 4 completions have no value for it"
+    )
+    rewards.score(rows)
+    assert [text.endswith("(this happened 2 times)") for text in rewards.take_warnings()] == [True]
+    rewards.score(rows[:1])
+    assert rewards.take_warnings() == []

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..types import Group, Rollout, ScoredGroup
 from .builtin.kinds import KINDS, Kind, graded, graded_together
-from .combine import Reward
+from .combine import FAILED, Reward
+from .user.functions import Sample
 from .verdict import Verdict
 
 if TYPE_CHECKING:
@@ -50,6 +51,26 @@ def grade_groups(reward: Reward, groups: Sequence[Group], grader: Grader = grade
 def not_judged(reward: Reward, group: Group) -> list[Verdict]:
     """The verdicts on a group that a reward does not apply to."""
     return [NOT_APPLICABLE if reward.serves(group.prompt) else OTHER_SET] * len(group.rollouts)
+
+
+def failure(reward: Reward, groups: Sequence[Group], rows: Sequence[Sequence[Verdict]]) -> str:
+    """Describes the first failure among a reward's verdicts, and counts them; empty if there is none.
+
+    A score keeps a verdict's status alone, which does not tell what to repair. An episode that failed is no failure of
+    a reward.
+    """
+    judged = [
+        (Sample(group.prompt, rollout.text, ()), verdict)
+        for group, row in zip(groups, rows, strict=True)
+        for rollout, verdict in zip(group.rollouts, row, strict=True)
+        if verdict.status not in ("not_applicable", "other_set")
+    ]
+    failed = [(sample, v) for sample, v in judged if v.status in FAILED and v.status != "environment_error"]
+    if not failed:
+        return ""
+    sample, first = failed[0]
+    counted = f"{len(failed)} of {len(judged)} completions have no value for it"
+    return f"reward {reward.name!r}: {first.status}: {first.detail or 'no reason is known'}; for {sample}. {counted}"
 
 
 def _own(names: Sequence[str], rollout: Rollout) -> dict[str, Any]:

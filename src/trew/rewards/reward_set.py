@@ -15,7 +15,7 @@ from . import gold_checks
 from .builtin.kinds import KINDS, graded_together
 from .combine import Reward, combined, one_by_one
 from .gold_checks import Bar
-from .grading import AT_ONCE, Grader, Grading, Verdicts, arguments, grade_after, grade_groups, not_judged
+from .grading import AT_ONCE, Grader, Grading, Verdicts, arguments, failure, grade_after, grade_groups, not_judged
 from .isolation.pool import run_together
 from .load import load_rewards
 from .metrics import summary
@@ -167,6 +167,13 @@ class RewardSet:
         found: list[Verdicts] = [{**(known[g] or {})} if g < len(known) else {} for g in range(len(groups))]
         self._add_group_verdicts(groups, found, step, progress or (lambda _: None))
         self._add_step_verdicts(groups, found, step)
+        # Of all groups at once, so that warnings do not depend on which of them were graded early.
+        for reward in self.rewards:
+            # Functions warn when they are called, and kinds that ask for correctness repeat another reward's failure.
+            if reward.is_builtin and not _needs_correctness(reward):
+                rows = [verdicts[reward.name] for verdicts in found]
+                if told := failure(reward, groups, rows):
+                    self.warn(f"reward {reward.name!r}", told)
         return [self._combined(group, verdicts) for group, verdicts in zip(groups, found, strict=True)]
 
     def _add_group_verdicts(
