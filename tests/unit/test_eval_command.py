@@ -250,3 +250,16 @@ def test_a_folder_of_runs_is_told_from_a_model(tmp_path):
         command(str(tmp_path / "runs"))
     with pytest.raises(DataError, match=r"it contains runs: name them, such as .*runs/a$"):
         report((tmp_path / "runs",))
+
+
+def test_why_a_reward_failed_is_told(model, tmp_path, capsys):
+    """Which reward failed was told and not why, though the failing function's message was known."""
+    (tmp_path / "own.py").write_text("def f(completions, **columns):\n    raise ValueError('the server is down')\n")
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(
+        f'model = "{model}"\n[data]\ntask = "arithmetic"\n[[rewards]]\nname = "own.py:f"\non_failure = "skip"\n'
+    )
+    assert command(model, recipe=recipe, device="cpu", max_tokens=2, size=2) == 0
+    screen = " ".join("".join(capsys.readouterr()).split())
+    assert "left out 2 completions without a verdict" in screen
+    assert "raised ValueError: the server is down" in screen

@@ -442,8 +442,8 @@ def show(display: Display, ready: Ready, result: EvalResult) -> None:
     how = "greedy" if c.eval.temperature == 0 else f"temperature {c.eval.temperature:g}, seed {c.seed}"
     display.line(f"\n{c.model} on {_subject(c)}: {result.n} prompts, {k} completion{'s' * (k > 1)} each, {how}")
     display.console.print(_table(result))
-    if result.omission:
-        display.warn(result.omission)
+    for text in filter(None, [result.omission, *ready.rewards.take_warnings()]):
+        display.warn(text)
     if c.environment.name and any(r.status == "failed" for g in result.groups for r in g.group.rollouts):
         display.line(f"note: try the environment by itself: {trial(to_table(c))}")
     if result.truncated_share > 0.1:
