@@ -477,3 +477,20 @@ def test_published_rows_of_humaneval_are_scored_with_the_head_of_their_program(t
     data.write_text(json.dumps(row) + "\n")
     assert run(["rewards", "score", "code_func", "--data", str(data), "--out", str(out)]) == 0
     assert json.loads(out.read_text())["score"] == 1.0
+
+
+def test_several_completions_of_a_row_have_a_list_of_tokens_each(tmp_path: Path) -> None:
+    """Their tokens were dropped, so that rewards on tokens found none and gave 0."""
+    data, out = tmp_path / "rows.jsonl", tmp_path / "scores.jsonl"
+    command = ["rewards", "score", "repetition", "--data", str(data), "--out", str(out), "--overwrite"]
+    data.write_text(json.dumps({"completion": ["a", "b"], "token_ids": [[1, 1, 1, 1, 1], [1, 2, 3]]}) + "\n")
+    assert run([*command, "--set", "ngram_size=1"]) == 0
+    assert [json.loads(line)["score"] for line in out.read_text().splitlines()] == [-0.8, 0.0]
+
+
+@pytest.mark.parametrize("ids", [None, [1, 2], [[1], [2], [3]], [1.5, 2], [[1], "b"], "1 2", [True]])
+def test_completions_whose_tokens_are_not_known_are_refused(tmp_path: Path, ids: Any) -> None:
+    data = tmp_path / "rows.jsonl"
+    data.write_text(json.dumps({"completion": ["a", "b"], "token_ids": ids}) + "\n")
+    with pytest.raises((ConfigError, DataError), match="token_ids"):
+        run(["rewards", "score", "repetition", "--data", str(data), "--out", str(tmp_path / "scores.jsonl")])

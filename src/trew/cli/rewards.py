@@ -193,8 +193,16 @@ def _refuse_data(data: str, rows: Sequence[Row], groups: Sequence[Group], reward
 
     if not rows:
         raise ConfigError(f"--data: {data} has no rows, so there is nothing to score; name a file with completions")
-    if any("token_ids" not in row.values for row in rows) and (needs := _needs_tokens(rewards)):
-        raise ConfigError(f"{data}: reward {needs!r} reads tokens, but not every row has a column token_ids")
+    unknown = (
+        row.place
+        for row, group in zip(rows, groups, strict=True)
+        if "token_ids" not in row.values or any(c.text and not len(c.token_ids) for c in group.rollouts)
+    )
+    if (needs := _needs_tokens(rewards)) and (place := next(unknown, "")):
+        raise ConfigError(
+            f"{data}: reward {needs!r} reads tokens, but not every row has a column token_ids with those of its "
+            f"completion, or one list for each of its completions: {place}"
+        )
     # A model scores an answer to a question; without one its scores would look like any others.
     unasked = next((r.place for r, g in zip(rows, groups, strict=True) if not (g.prompt.text or g.prompt.messages)), "")
     if unasked and (name := next((reward.name for reward in rewards.rewards if reward.model), "")):
@@ -290,17 +298,34 @@ def _row_group(number: int, row: Row, completion_column: str, prompt_column: str
         if prompt_column == "prompt" and prompt:  # HumanEval's tests use what it defines; no function is given it
             columns["prompt"] = prompt
         prompt = nested_messages(prompt) or prompt  # as training reads such a string
-    if ids is not None and not isinstance(ids, list):
-        raise DataError(f"{row.place}: column 'token_ids' must be a list of numbers, got {ids!r}")
     texts = _texts(given)
     if not all(isinstance(text, str) for text in texts):
         raise DataError(f"{row.place}: column {completion_column!r} must be text, messages, or a list of texts")
-    # One list of ids cannot belong to several completions.
-    tokens = [ids] if ids is not None and len(texts) == 1 else None
+    tokens = _tokens(ids, len(texts), row.place)
     if isinstance(prompt, list):
         return text_group(Prompt(uid, messages=tuple(prompt), columns=columns), texts, token_ids=tokens)
     # An empty cell is a prompt that is not known, as a missing column is: not the word None.
     return text_group(Prompt(uid, text="" if prompt is None else str(prompt), columns=columns), texts, token_ids=tokens)
+
+
+def _tokens(ids: Any, count: int, place: str) -> list[list[int]] | None:
+    """The tokens of each completion of a row; None if they are not known: one list cannot belong to several."""
+    from ..errors import DataError
+
+    if ids is None or not count:
+        return None
+    if _are_numbers(ids):
+        return [ids] if count == 1 else None
+    if isinstance(ids, list) and len(ids) == count and all(map(_are_numbers, ids)):
+        return ids
+    raise DataError(
+        f"{place}: column 'token_ids' must be a list of numbers, or one such list for each of {count} completions, "
+        f"got {ids!r:.80}"
+    )
+
+
+def _are_numbers(ids: Any) -> bool:
+    return isinstance(ids, list) and all(isinstance(i, int) and not isinstance(i, bool) for i in ids)
 
 
 def _texts(given: Any) -> list[Any]:
