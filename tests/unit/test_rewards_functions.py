@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rewards_help import functions_of, group, write
+from trew.cli.main import run
 from trew.config import RewardConfig
 from trew.errors import ConfigError, RewardError
 from trew.rewards import RewardSet
@@ -415,3 +416,17 @@ def test_extra_info_that_is_no_table_is_passed_as_it_is(tmp_path: Path) -> None:
         assert scored.scores[0].value == 1.0
     finally:
         rewards.close()
+
+
+@pytest.mark.parametrize("parameters", ["completions, completion_ids", "completions, completion_ids, **columns"])
+def test_a_function_that_names_the_tokens_is_not_scored_without_them(tmp_path: Path, parameters: str) -> None:
+    """Beside **columns it was given empty lists, and gave every completion the reward of an empty one."""
+    path = write(tmp_path, f"def f({parameters}):\n    return [-float(len(ids)) for ids in completion_ids]\n")
+    data, out = tmp_path / "rows.jsonl", tmp_path / "scores.jsonl"
+    command = ["rewards", "score", f"{path}:f", "--data", str(data), "--out", str(out)]
+    data.write_text('{"completion": "a"}\n')
+    with pytest.raises(ConfigError, match="reward 'f' reads tokens"):
+        run(command)
+    data.write_text('{"completion": "a", "token_ids": [1, 2]}\n')
+    assert run(command) == 0
+    assert '"score": -2.0' in out.read_text()

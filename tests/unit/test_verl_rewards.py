@@ -104,6 +104,14 @@ def test_rewards_that_need_tokens_are_refused() -> None:
         compute_score("mine", "4", "4", reward="maths")
 
 
+def test_functions_that_ask_for_tokens_are_refused(tmp_path: Path) -> None:
+    """They were given empty lists, and scored every answer as an empty one."""
+    file = tmp_path / "own.py"
+    file.write_text("def f(completions, completion_ids, **kw):\n    return [float(len(i)) for i in completion_ids]\n")
+    with pytest.raises(ConfigError, match="f: asks for completion_ids, and verl hands over the answer's text alone"):
+        compute_score("mine", "4", "4", reward=f"{file}:f")
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [({"sets": ["a"]}, "trew train alone"), ({"verify_with": "format"}, "trew train alone"),

@@ -366,9 +366,9 @@ def _needs_tokens(rewards: RewardSet) -> str:
     from ..rewards import KINDS
 
     for reward in rewards.rewards:
-        named = reward.function.accepts if reward.function else None
+        named = reward.function is not None and reward.function.names_tokens
         of_kind = KINDS[reward.kind].from_row if reward.kind in KINDS else ()
-        if {"length", "token_ids"} & {*of_kind} or (named and "completion_ids" in named):
+        if named or {"length", "token_ids"} & {*of_kind}:
             return reward.name
     return ""
 

@@ -114,7 +114,7 @@ def _chosen(source: str, reward: str, args: Any, rewards: Any) -> RewardSet:
             configs = [build(RewardConfig, table, where=f"rewards[{i}]") for i, table in enumerate(tables)]
             refuse(configs)
             _refuse_unread(configs)
-            _sets[key] = RewardSet.from_config(configs)
+            _sets[key] = _without_tokens(RewardSet.from_config(configs))
         return _sets[key]
 
 
@@ -126,6 +126,15 @@ def refuse(configs: Sequence[RewardConfig]) -> None:
                  if c.model]  # fmt: skip
     if problems:
         raise ConfigError(problems)
+
+
+def _without_tokens(rewards: RewardSet) -> RewardSet:
+    """Returns ``rewards``; raises ConfigError if one of their functions asks for tokens, of which it would get none."""
+    asking = [r.name for r in rewards.rewards if r.function is not None and r.function.names_tokens]
+    if asking:
+        rewards.close()
+        raise ConfigError(f"{', '.join(asking)}: asks for completion_ids, and verl hands over the answer's text alone")
+    return rewards
 
 
 def _refuse_unread(configs: Sequence[RewardConfig]) -> None:

@@ -57,6 +57,7 @@ class UserFunction:
     required: tuple[str, ...]
     positional: tuple[str, ...] = ()
     is_async: bool = False
+    names_tokens: bool = False  # whether completion_ids is one of its parameters, and not only one that **kwargs takes
     index: int = field(default=0, compare=False)  # its place in the session that loaded it
     # By path below the file's folder: SHA-256 of the file and of what it has imported from there.
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
@@ -183,6 +184,7 @@ def load(
         else tuple(n for n in signature.needed(args) if n not in (*OFFERED, CONVERSATION)),
         positional=tuple(n for n, p in signature.named.items() if p.kind is inspect.Parameter.POSITIONAL_ONLY),
         is_async=inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called),
+        names_tokens=not signature.verl and "completion_ids" in signature.named,
         index=index,
         sources=sources_of(path),
     )
