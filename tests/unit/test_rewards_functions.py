@@ -13,9 +13,10 @@ from trew.cli.main import run
 from trew.config import RewardConfig
 from trew.errors import ConfigError, RewardError
 from trew.rewards import RewardSet
+from trew.rewards.reward_checks import try_reward
 from trew.rewards.user.functions import UserFunction
 from trew.rewards.user.session import Session
-from trew.types import Group
+from trew.types import Group, Prompt
 
 
 def loaded(tmp_path: Path, source: str, name: str = "f", **args: object) -> RewardSet:
@@ -430,3 +431,14 @@ def test_a_function_that_names_the_tokens_is_not_scored_without_them(tmp_path: P
     data.write_text('{"completion": "a", "token_ids": [1, 2]}\n')
     assert run(command) == 0
     assert '"score": -2.0' in out.read_text()
+
+
+def test_the_trial_gives_a_function_of_lengths_answers_of_several_lengths(tmp_path: Path) -> None:
+    """Without tokens all answers were equally long, and the trial of such a function failed."""
+    code = "def f(completions, completion_ids, **columns):\n    return [-float(len(ids)) for ids in completion_ids]\n"
+    rewards = RewardSet.from_config([RewardConfig(name=f"{write(tmp_path, code)}:f")])
+    try:
+        checks = try_reward(rewards, [Prompt("p", text="?", columns={"answer": "5"})])
+    finally:
+        rewards.close()
+    assert all(check.holds for check in checks), checks

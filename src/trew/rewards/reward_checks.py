@@ -217,7 +217,9 @@ def _apart(a: float | None, b: float | None, rewards: RewardSet) -> bool:
 
 
 def _try_function(rewards: RewardSet, prompts: Sequence[Prompt]) -> Iterator[Check]:
-    groups = [text_group(prompt, _answers(prompt)) for prompt in prompts]
+    # As many tokens as characters: without any, a function of lengths would see equal answers.
+    answers = [_answers(prompt) for prompt in prompts]
+    groups = [text_group(p, texts, lengths=[*map(len, texts)]) for p, texts in zip(prompts, answers, strict=True)]
     got, seconds = _repeat(rewards, groups)
     labels = [f"{g.prompt.uid}: {short(c.text)}" for g in groups for c in g.rollouts]
     yield _differing(got, groups)
@@ -248,6 +250,7 @@ def _received(group: Group) -> tuple[str, ...]:
         f"columns there are: {', '.join(group.prompt.columns) or 'none'}",
         f"the gold, as it was found there: {'none' if gold is None else short(str(gold))}",
         text if group.prompt.messages is None else chat,
+        "completion_ids were as many zeros as an answer has characters",
         f"answers tried, for instance: {', '.join(short(c.text) for c in group.rollouts if c.text)}",
     )
 
