@@ -7,8 +7,8 @@ and wrong types, ``rules.validate`` all invalid values and combinations.
 from __future__ import annotations
 
 import dataclasses
-import os
 import numbers
+import os
 import tomllib
 import types
 import typing
