@@ -442,7 +442,7 @@ def show(display: Display, ready: Ready, result: EvalResult) -> None:
     how = "greedy" if c.eval.temperature == 0 else f"temperature {c.eval.temperature:g}, seed {c.seed}"
     display.line(f"\n{c.model} on {_subject(c)}: {result.n} prompts, {k} completion{'s' * (k > 1)} each, {how}")
     display.console.print(_table(result))
-    for text in filter(None, [result.omission, *ready.rewards.take_warnings()]):
+    for text in [each for each in (result.omission, *ready.rewards.take_warnings()) if each]:
         display.warn(text)
     if c.environment.name and any(r.status == "failed" for g in result.groups for r in g.group.rollouts):
         display.line(f"note: try the environment by itself: {trial(to_table(c))}")

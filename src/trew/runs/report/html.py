@@ -137,10 +137,10 @@ def write_report(folders: Iterable[str | Path] | str | Path, out: str | Path | N
     from ..files import write_atomic
 
     given = [folders] if isinstance(folders, (str, Path)) else folders  # one text is no list of letters
-    folders = [Path(folder) for folder in given]
-    runs = [load_run(folder) for folder in folders]
-    path = Path(out) if out else (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
-    if out is None and len(folders) > 1 and path.exists() and Path("config.toml").exists():
+    places = [Path(folder) for folder in given]
+    runs = [load_run(place) for place in places]
+    path = Path(out) if out else (places[0] / "report.html" if len(places) == 1 else Path("report.html"))
+    if out is None and len(places) > 1 and path.exists() and Path("config.toml").exists():
         raise ConfigError("report.html: is the page of the run whose folder this is; name another file with --out")
     text = render_report(runs, created=page.now())
     write_atomic(path, lambda file: file.write(text.encode("utf-8")), guard=output_file if out else None)
