@@ -56,7 +56,7 @@ def ordinary(generator: random.Random, step: int, sample: int) -> tuple[str, int
     other = 1 - right if generator.random() < 0.02 else right
     tokens = int(generator.gauss(60, 10))
     boxes = "\\boxed{7}" * (2 if generator.random() < 0.1 else 1)
-    code = "```python\nprint(1)\n```" if generator.random() < 0.5 else ""
+    code = "```python\nprint(1)\n```\n" if generator.random() < 0.5 else ""
     return f"{generator.random()} {code} {boxes}", max(tokens, 1), {"a": right, "b": other}
 
 
