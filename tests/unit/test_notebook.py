@@ -172,6 +172,8 @@ def test_curves_are_a_picture_of_all_runs(tmp_path):
     assert trew.curves(tmp_path / "a", metrics="reward") == trew.curves(tmp_path / "a", metrics=["reward"])
     with pytest.raises(ConfigError, match=r"metrics: got 'rewrad' \(did you mean 'reward'\?\), accepts reward, "):
         trew.curves(tmp_path / "a", metrics=["accuracy", "rewrad"])
+    with pytest.raises(ConfigError, match="got no run"):
+        trew.curves()
     with pytest.raises(ConfigError, match="metrics: got none"):
         trew.curves(tmp_path / "a", metrics=[])
     picture.save(tmp_path / "x.svg")

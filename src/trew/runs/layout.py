@@ -44,7 +44,7 @@ def problems(
     """Returns everything that would keep a run from using ``folder``, one line each; touches nothing."""
     found = []
     if resume and overwrite:
-        found.append("out: --resume continues a run and --overwrite deletes it; give one of them")
+        found.append("out: resume (--resume) continues a run and overwrite (--overwrite) deletes it; give one of them")
     if "\0" in os.fspath(folder):
         return [*found, f"out: got {os.fspath(folder)!r}, which contains a NUL character; choose another name"]
     if not is_text(os.fspath(folder)):

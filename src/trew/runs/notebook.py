@@ -56,8 +56,11 @@ def curves(
         trew.curves("runs/first")
         trew.curves("runs/a", "runs/b", metrics=["reward"]).save("reward.svg")
 
-    Every name in metrics.jsonl is a metric (docs/runs.md lists them). Raises ConfigError for one that no row has.
+    Every name in metrics.jsonl is a metric (docs/runs.md lists them). Raises ConfigError for one that no row has, and
+    without a run.
     """
+    if not runs:
+        raise ConfigError('trew.curves: got no run, accepts folders of runs: trew.curves("runs/first")')
     loaded = [run if isinstance(run, RunData) else load_run(run) for run in runs]
     metrics = [metrics] if isinstance(metrics, str) else list(metrics)  # one name is no list of letters
     _refuse_unknown(metrics, loaded)
