@@ -121,3 +121,14 @@ def test_a_setting_that_is_infinite_is_shown(tmp_path):
     assert get(page, "runs/x/config")["values"]["objective.eps_high"] == "inf"
     (key,) = [key for key in get(page, "config", run="x")["keys"] if key["key"] == "objective.eps_high"]
     assert key["values"] == {"x": "inf"}
+
+
+def test_lines_of_the_metrics_that_are_left_out_are_counted(tmp_path):
+    """Their points were missing in the curves without a word; the report of the run told it."""
+    folder = make_run(tmp_path / "x")
+    page = client(tmp_path)
+    assert get(page, "runs/x/summary")["problems"] == []
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 99, "reward": 0.\nnot a row\n')
+    assert get(page, "runs/x/summary")["problems"] == ["metrics.jsonl: left out 2 lines that are not metrics rows"]
+    assert "left out 2 lines" in load_run(folder).notes[0]

@@ -96,8 +96,13 @@ class ViewedRun:
 
     @property
     def problem(self) -> str:
-        """Why the metrics could not be read; empty if they could."""
-        return self._metrics.problem if self._metrics is not None else ""
+        """What could not be read of the metrics, and why; empty if everything could."""
+        file = self._metrics
+        if file is None:
+            return ""
+        bad = file.curves.bad_lines if file.curves is not None else 0
+        left_out = f"{file.name}: left out {bad} lines that are not metrics rows" if bad else ""
+        return file.problem or left_out
 
     def names(self, folder: str) -> list[str]:
         """The names in a folder of the run; none if it cannot be read."""
