@@ -132,3 +132,16 @@ def test_lines_of_the_metrics_that_are_left_out_are_counted(tmp_path):
         file.write('{"step": 99, "reward": 0.\nnot a row\n')
     assert get(page, "runs/x/summary")["problems"] == ["metrics.jsonl: left out 2 lines that are not metrics rows"]
     assert "left out 2 lines" in load_run(folder).notes[0]
+
+
+def test_files_of_a_run_that_are_damaged_are_named(tmp_path):
+    """A finished run without a word was one that had stopped, and one without settings."""
+    folder = make_run(tmp_path / "x")
+    page = client(tmp_path)
+    for name in ("config.toml", "summary.json", "memory.json"):
+        (folder / name).write_text("{damaged")
+    (folder / "events.log").unlink(missing_ok=True)
+    (folder / "events.log").symlink_to(folder / "config.toml")
+    told = get(page, "runs/x/summary")["problems"]
+    assert [text.partition(":")[0] for text in told] == ["config.toml", "summary.json", "memory.json", "events.log"]
+    assert all("cannot be read" in text for text in told[:3]), told

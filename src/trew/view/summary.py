@@ -32,7 +32,7 @@ def summary(run: ViewedRun) -> dict[str, Any]:
             "outcome": findings,
             "memory": memory(run),
             "cluster": _cluster(run, curves),
-            "problems": [run.problem] if run.problem else [],
+            "problems": run.problems,
         }
 
 

@@ -24,6 +24,10 @@ from .signature import Signature, signature
 
 _FILES = ("config.toml", "metrics.jsonl", "rounds.jsonl", "summary.json", "memory.json", "events.log", LOCK)
 _FOLDERS = ("rollouts", "evals", "checkpoints", "bad_steps", "servers", "final")
+_LOADS: Mapping[str, Any] = {
+    "config.toml": tomllib.loads, "summary.json": json.loads, "memory.json": json.loads, "events.log": str,
+}  # fmt: skip
+"""Texts of a run, and what reads each."""
 _ELSEWHERE_S = 3600
 """A run whose process is on another host counts as running if its folder changed within this time."""
 
@@ -103,6 +107,15 @@ class ViewedRun:
         bad = file.curves.bad_lines if file.curves is not None else 0
         left_out = f"{file.name}: left out {bad} lines that are not metrics rows" if bad else ""
         return file.problem or left_out
+
+    @property
+    def problems(self) -> list[str]:
+        """What could not be read of the folder, and why: it is shown as if it was not there."""
+        found = [self.problem]
+        for name in _LOADS:
+            key = signature(self.folder / name)
+            found.append(self.kept(f"problem {name}", key, lambda name=name: _unread(self.folder, name)))
+        return [text for text in found if text]
 
     def names(self, folder: str) -> list[str]:
         """The names in a folder of the run; none if it cannot be read."""
@@ -190,6 +203,21 @@ def _text(folder: Path, name: str) -> str:
         return safe_files.read_text(folder, name)
     except OSError:
         return ""
+
+
+def _unread(folder: Path, name: str) -> str:
+    """Why a file of the folder cannot be read; empty if it can, or if it is missing."""
+    try:
+        text = safe_files.read_text(folder, name)
+        if text.strip():
+            _LOADS[name](text)
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return f"{name}: {error.strerror}"
+    except (ValueError, RecursionError) as error:
+        return f"{name}: cannot be read: {error}"
+    return ""
 
 
 def _parsed(text: str, loads: Any) -> Mapping[str, Any]:
