@@ -266,3 +266,10 @@ def test_no_error_flashes_between_training_and_held_out(visit) -> None:
         expect(page.locator(".group")).to_contain_text(f"question {uid}")
         page.wait_for_timeout(300)
     assert page.evaluate("window.failures") == 0
+
+
+def test_a_run_without_a_summary_says_why_it_has_no_figures(visit) -> None:
+    """An empty list, and {} as everything in a summary.json that was not there."""
+    page = visit.open("#health?run=flat")
+    expect(page.get_by_text("The run did not finish, so it wrote no summary.")).to_be_visible()
+    expect(page.get_by_text("Everything in summary.json")).to_have_count(0)

@@ -89,14 +89,18 @@ const FIGURES: readonly (readonly [string, string, (v: number) => string])[] = [
 
 function Figures({ data, run }: { data: Summary; run: Run }) {
   const summary = data.summary;
-  if (!summary) {
+  // Empty where there is no summary.json.
+  if (!summary || !Object.keys(summary).length) {
+    const damaged = data.problems?.some((text) => text.startsWith("summary.json:"));
     return (
       <section>
         <h2>Figures</h2>
         <p class="muted">
           {run.state === "running"
             ? "They are written when the run finishes."
-            : "The run did not finish, so it wrote no summary."}
+            : damaged
+              ? "The run's summary cannot be read."
+              : "The run did not finish, so it wrote no summary."}
         </p>
       </section>
     );
