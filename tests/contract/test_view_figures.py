@@ -131,6 +131,7 @@ def test_lines_of_the_metrics_that_are_left_out_are_counted(tmp_path):
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 99, "reward": 0.\nnot a row\n')
     assert get(page, "runs/x/summary")["problems"] == ["metrics.jsonl: left out 2 lines that are not metrics rows"]
+    assert get(page, "runs/x/metrics", since=1)["problem"].startswith("metrics.jsonl: left out 2 lines")
     assert "left out 2 lines" in load_run(folder).notes[0]
 
 

@@ -76,6 +76,9 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         write_step(run, 1, group("pi", "3.14159265", "12345678", answer=3.14159265))
     for seed in range(14):
         sums(folder / f"seed-{seed}", steps=2, seed=seed)
+    with RunFolder.open(folder / "torn") as run:
+        run.write_config(CONFIG.format(steps=1, seed=0, lr=1e-3))
+    (folder / "torn" / "metrics.jsonl").write_text('{"step": 1, "reward":\n')
     with serving(folder) as (found, _process):
         yield found
 
@@ -273,3 +276,10 @@ def test_a_run_without_a_summary_says_why_it_has_no_figures(visit) -> None:
     page = visit.open("#health?run=flat")
     expect(page.get_by_text("The run did not finish, so it wrote no summary.")).to_be_visible()
     expect(page.get_by_text("Everything in summary.json")).to_have_count(0)
+
+
+def test_curves_say_what_could_not_be_read_of_the_metrics(visit) -> None:
+    """They said that the first step had not finished."""
+    page = visit.open("#curves?run=torn")
+    expect(page.get_by_text("torn: metrics.jsonl: left out 1 lines that are not metrics rows")).to_be_visible()
+    expect(page.get_by_text("The first step has not finished")).to_have_count(0)

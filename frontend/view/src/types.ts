@@ -59,6 +59,8 @@ export interface Metrics {
   revision: string;
   /** Another number where rows were taken back, or are of another run. */
   read: number;
+  /** What could not be read of them; empty if everything could. */
+  problem?: string;
   steps: number[];
   columns: Record<string, Num[]>;
   evals: Eval[];

@@ -26,6 +26,7 @@ def metrics(run: ViewedRun, *, since: int = -1, only: frozenset[str] = frozenset
         return {
             "revision": revision,
             "read": curves.number,
+            "problem": run.problem,
             "steps": [curves.steps[i] for i in order],
             "columns": {name: _numbers(curves.columns[name], order) for name in names},
             "evals": evaluations(curves),

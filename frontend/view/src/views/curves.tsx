@@ -62,7 +62,8 @@ function Errors({ runs, known }: { runs: Run[]; known: Map<string, Known> }) {
   return (
     <>
       {runs.map((run) => {
-        const error = known.get(run.id)?.error;
+        const found = known.get(run.id);
+        const error = found?.error ?? found?.metrics?.problem;
         return error && <Failure key={run.id} message={`${run.name}: ${error}`} />;
       })}
     </>
@@ -176,6 +177,7 @@ function Groups({ page, pairs, options, onZoom }: GroupsProps) {
   const others = setNames(pairs, "eval_others").filter(fits);
   if (!found.length && !heldOut && !heldOutLoss && !others.length) {
     if (search) return <Empty title={`No metric has "${search}" in its name.`} />;
+    if (pairs.some((p) => p.metrics.problem)) return null; // they cannot be read, which is said above
     return <Empty title="No metrics yet.">The first step has not finished. Curves appear here by themselves.</Empty>;
   }
   const shared = { page, pairs, options, onZoom, pinned };
