@@ -253,3 +253,25 @@ def test_every_view_fits_can_be_read_and_is_labelled(
     window.open(VIEWS[view])
     window.fits(view, pictures)
     window.close()
+
+
+def test_a_chart_of_a_run_that_trains_is_drawn_as_one_that_is_opened_later(chromium: Any, tmp_path: Path) -> None:
+    """A metric of every tenth step stayed points without a line: the first step alone had looked like every step."""
+    with RunFolder.open(tmp_path / "thin") as run:
+        run.write_config(CONFIG.format(steps=60, seed=0, lr=1e-3))
+        run.log({"step": 1, "reward": 0.5, "kl": 0.1})
+        with serving(tmp_path) as (address, _process):
+            window = Visit(chromium, address)
+            page = window.open("#curves?run=thin&metric=kl")
+            chart = page.get_by_role("img", name=re.compile("^kl over step"))
+            expect(chart).to_have_attribute("aria-label", re.compile(r"last 0\.1,"))
+            for step in range(2, 62):
+                run.log({"step": step, "reward": 0.5} | ({"kl": step / 10} if step % 10 == 1 else {}))
+            expect(chart).to_have_attribute("aria-label", re.compile(r"last 6\.1,"))
+            pictures = []
+            for _ in range(2):
+                page.wait_for_timeout(300)
+                pictures.append(chart.locator("canvas").evaluate("canvas => canvas.toDataURL()"))
+                page = window.open("#curves?run=thin&metric=kl")
+            assert pictures[0] == pictures[1]
+            window.close()

@@ -5,8 +5,8 @@ import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
 import { number } from "../format";
 import { useScheme, useWidth } from "../hooks";
-import { MARKS } from "../series";
-import { axes, drawMarks, drawWhiskers, series, table, type Drawn } from "./plot";
+import { isSparse, MARKS } from "../series";
+import { axes, drawMarks, drawWhiskers, hasFew, series, table, type Drawn } from "./plot";
 import { Text } from "./text";
 
 /** Lines whose values are under the cursor: more would be higher than the screen. */
@@ -34,7 +34,9 @@ export function Chart(props: ChartProps) {
   const current = useRef(props);
   current.current = props;
   const [hover, setHover] = useState<Hover | null>(null);
-  const shape = [lines.map((l) => [l.label, l.colour, !!l.raw, !!l.low].join()).join("|"), whiskers.length > 0].join();
+  // What `series` makes of the lines; a run that trains may change it with every step.
+  const form = (l: Drawn["lines"][number]) => [l.label, l.colour, !!l.raw, !!l.low, isSparse(l.y), hasFew(l)].join();
+  const shape = [lines.map(form).join("|"), whiskers.length > 0].join();
   const data = useMemo(() => table({ lines, whiskers, marks, log, zoom }), [lines, whiskers, marks, log, zoom]);
 
   useEffect(() => {

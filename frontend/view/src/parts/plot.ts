@@ -64,6 +64,11 @@ export function table({ lines, whiskers, log }: Drawn): uPlot.AlignedData {
   return tables.length === 1 ? (tables[0] as uPlot.AlignedData) : uPlot.join(tables.length ? tables : [[[]]]);
 }
 
+/** Whether a line has so few places that each is drawn as a point, too. */
+export function hasFew(line: Line): boolean {
+  return line.x.length < 40;
+}
+
 export function series({ lines, whiskers }: Drawn): { series: uPlot.Series[]; bands: uPlot.Band[]; main: number[] } {
   const all: uPlot.Series[] = [{}];
   const bands: uPlot.Band[] = [];
@@ -76,7 +81,7 @@ export function series({ lines, whiskers }: Drawn): { series: uPlot.Series[]; ba
       all.push({ ...base, stroke: faint(stroke, "00") }, { ...base, stroke: faint(stroke, "00") });
       bands.push({ series: [all.length - 2, all.length - 1], fill: faint(stroke, "33") });
     } else if (line.raw) all.push({ ...base, stroke: faint(stroke, "44"), width: 1 });
-    const few = line.x.length < 40;
+    const few = hasFew(line);
     all.push({ ...base, label: line.label, stroke, width: 2, points: { show: few, size: 5, stroke, fill: stroke } });
     main.push(all.length - 1);
   }
