@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from browser_help import serving
+from browser_help import Visit, serving
 from browser_runs import HOSTILE, hostile, many, sums
 from playwright.sync_api import expect
 
@@ -245,3 +245,14 @@ def test_a_line_of_a_megabyte_does_not_stop_the_page(visit) -> None:
     at = int(re.search(r"token=(\d+)", page.url)[1])
     assert at > 10_000
     expect(page.locator(f"#t{at}")).to_be_in_viewport()
+
+
+def test_a_question_that_is_refused_has_no_count(chromium, address) -> None:
+    """The count of the question before stood above the refusal."""
+    window = Visit(chromium, address, expected=("400",))
+    page = window.open("#search?run=sums")
+    expect(page.locator(".count")).to_have_text("60 completions")
+    page.get_by_label("Text").fill("x" * 300)
+    expect(page.locator(".failure")).to_contain_text("text: got 300 characters, accepts 200 at most")
+    expect(page.locator(".count")).to_have_text(re.compile(r"^\s*$"))
+    window.close()

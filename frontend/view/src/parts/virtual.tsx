@@ -128,6 +128,7 @@ function usePages<T>(
           if (asked.current !== mine) return;
           mine.pages.clear(); // the rows of all pages are taken away below
           mine.waiting -= 1;
+          current.current.onTotal(undefined); // what was counted is of the question before
           const message = error instanceof Error ? error.message : String(error);
           setPages((old) => ({ first, rows: new Map(), total: undefined, error: message, answers: old.answers }));
           if (!(error instanceof NoAnswer)) return;
