@@ -65,6 +65,8 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             run.log({"step": step, **row})
     with RunFolder.open(folder / "sets") as run:
         run.write_config(CONFIG.format(steps=1, seed=0, lr=1e-3))
+        row = {f"eval_{name}{of}": 0.5 for name in ("accuracy", "low", "high") for of in ("", "/GSM8K", "/code")}
+        run.log({"step": 1, "eval_n": 4, **row})
         judged = Score(1.0, parts={"sums": 1.0, "code": None}, statuses={"sums": "scored", "code": "other_set"})
         write_step(run, 1, replace(group("a/1", "x"), scores=(judged,)))
     with RunFolder.open(folder / "apart") as run:
@@ -283,3 +285,11 @@ def test_curves_say_what_could_not_be_read_of_the_metrics(visit) -> None:
     page = visit.open("#curves?run=torn")
     expect(page.get_by_text("torn: metrics.jsonl: left out 1 lines that are not metrics rows")).to_be_visible()
     expect(page.get_by_text("The first step has not finished")).to_have_count(0)
+
+
+def test_the_held_out_accuracy_of_a_data_set_is_found_by_its_name(visit) -> None:
+    """No metric had the name of the set, while a chart had it as its title."""
+    page = visit.open("#curves?run=sets&metric=gsm8k")
+    expect(page.locator(".panel-name")).to_have_text(["held-out accuracy of GSM8K"])
+    page = visit.open("#curves?run=sets&metric=accuracy")
+    expect(page.locator(".panel-name", has_text="held-out")).to_have_count(3)

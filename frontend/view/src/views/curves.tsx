@@ -171,8 +171,9 @@ function Groups({ page, pairs, options, onZoom }: GroupsProps) {
   // Names of an environment's metrics may have spaces.
   const pinned = (params.get("pin") ?? "").split("\n").filter(Boolean);
   const found = sections(pairs, pinned, search);
-  const fits = (name: string) => !search || `held-out ${name} eval`.includes(search.toLowerCase());
-  const heldOut = pairs.some((p) => p.metrics.evals.length) && fits("accuracy");
+  const fits = (name: string) => !search || `held-out ${name} eval`.toLowerCase().includes(search.toLowerCase());
+  const sets = setNames(pairs, "eval_sets").filter((name) => fits(`accuracy of ${name}`));
+  const heldOut = pairs.some((p) => p.metrics.evals.length) && (fits("accuracy") || sets.length > 0);
   const heldOutLoss = pairs.some((p) => p.metrics.losses?.length) && fits("loss");
   const others = setNames(pairs, "eval_others").filter(fits);
   if (!found.length && !heldOut && !heldOutLoss && !others.length) {
@@ -186,11 +187,13 @@ function Groups({ page, pairs, options, onZoom }: GroupsProps) {
       {heldOut && (
         <section>
           <h2>Held-out accuracy</h2>
-          <div class="charts wide">
-            <Panel {...shared} name="held-out accuracy" measured="accuracy" />
-          </div>
+          {fits("accuracy") && (
+            <div class="charts wide">
+              <Panel {...shared} name="held-out accuracy" measured="accuracy" />
+            </div>
+          )}
           <div class="charts">
-            {setNames(pairs, "eval_sets").map((name) => (
+            {sets.map((name) => (
               <Panel
                 key={name}
                 {...shared}
