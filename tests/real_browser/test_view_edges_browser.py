@@ -293,3 +293,10 @@ def test_the_held_out_accuracy_of_a_data_set_is_found_by_its_name(visit) -> None
     expect(page.locator(".panel-name")).to_have_text(["held-out accuracy of GSM8K"])
     page = visit.open("#curves?run=sets&metric=accuracy")
     expect(page.locator(".panel-name", has_text="held-out")).to_have_count(3)
+
+
+def test_a_chart_without_intervals_is_not_described_as_one_with_them(visit) -> None:
+    page = visit.open("#curves?run=judge")
+    accuracy, auc = (page.get_by_role("img", name=re.compile(f"^held-out {n} over step")) for n in ("accuracy", "auc"))
+    expect(accuracy).to_have_attribute("aria-label", re.compile("With 95 % intervals"))
+    expect(auc).not_to_have_attribute("aria-label", re.compile("intervals"))

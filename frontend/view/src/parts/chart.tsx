@@ -219,5 +219,5 @@ function describe(title: string, { lines, whiskers, marks, xTitle }: ChartProps)
     return `${line.label}: first ${number(known[0])}, last ${number(known.at(-1))}, smallest ${number(low)}, largest ${number(high)}`;
   });
   const warned = marks.filter((m) => m.kind === "warning").length;
-  return `${title} over ${xTitle}. ${parts.join(". ")}.${whiskers.length ? " With 95 % intervals." : ""}${warned ? ` ${warned} warnings.` : ""} Arrow keys move the cursor.`;
+  return `${title} over ${xTitle}. ${parts.join(". ")}.${whiskers.some((w) => w.low !== null) ? " With 95 % intervals." : ""}${warned ? ` ${warned} warnings.` : ""} Arrow keys move the cursor.`;
 }
