@@ -1,15 +1,14 @@
 import { useMemo, useState } from "preact/hooks";
 import { adjust, set, type Page } from "../context";
 import { useSeen } from "../hooks";
-import { aboutMeasured, bands, evaluations, ofSet, placeOf, places, setNames, useMetrics } from "../metrics";
+import { evalLine, evalWhiskers, metricLine, placed, smoothed } from "../lines";
+import { aboutMeasured, bands, ofSet, setNames, useMetrics } from "../metrics";
 import type { Known, Measured, Pair } from "../metrics";
 import { Chart } from "../parts/chart";
 import { Empty, Failure, Segmented } from "../parts/basics";
 import { BeforeAfter } from "../parts/before_after";
-import type { Whisker } from "../parts/plot";
 import { whole } from "../route";
-import { smooth, type Line } from "../series";
-import type { Mark, Run } from "../types";
+import type { Run } from "../types";
 
 interface Options {
   weight: number;
@@ -176,35 +175,11 @@ function Groups({ page, pairs, options, onZoom }: GroupsProps) {
   const heldOut = pairs.some((p) => p.metrics.evals.length) && (fits("accuracy") || sets.length > 0);
   const heldOutLoss = pairs.some((p) => p.metrics.losses?.length) && fits("loss");
   const others = setNames(pairs, "eval_others").filter(fits);
-  if (!found.length && !heldOut && !heldOutLoss && !others.length) {
-    if (search) return <Empty title={`No metric has "${search}" in its name.`} />;
-    if (pairs.some((p) => p.metrics.problem)) return null; // they cannot be read, which is said above
-    return <Empty title="No metrics yet.">The first step has not finished. Curves appear here by themselves.</Empty>;
-  }
+  if (!found.length && !heldOut && !heldOutLoss && !others.length) return <Nothing pairs={pairs} search={search} />;
   const shared = { page, pairs, options, onZoom, pinned };
   return (
     <>
-      {heldOut && (
-        <section>
-          <h2>Held-out accuracy</h2>
-          {fits("accuracy") && (
-            <div class="charts wide">
-              <Panel {...shared} name="held-out accuracy" measured="accuracy" />
-            </div>
-          )}
-          <div class="charts">
-            {sets.map((name) => (
-              <Panel
-                key={name}
-                {...shared}
-                pairs={ofSet(pairs, "eval_sets", name)}
-                name={`held-out accuracy of ${name}`}
-                measured="accuracy"
-              />
-            ))}
-          </div>
-        </section>
-      )}
+      {heldOut && <HeldOut {...shared} all={fits("accuracy")} sets={sets} />}
       {heldOutLoss && (
         <section>
           <h2>Held-out loss</h2>
@@ -227,6 +202,37 @@ function Groups({ page, pairs, options, onZoom }: GroupsProps) {
         </details>
       ))}
     </>
+  );
+}
+
+function Nothing({ pairs, search }: { pairs: Pair[]; search: string }) {
+  if (search) return <Empty title={`No metric has "${search}" in its name.`} />;
+  if (pairs.some((p) => p.metrics.problem)) return null; // they cannot be read, which is said above
+  return <Empty title="No metrics yet.">The first step has not finished. Curves appear here by themselves.</Empty>;
+}
+
+/** The accuracy over all held-out prompts, and that of each data set. */
+function HeldOut({ all, sets, ...shared }: GroupsProps & { pinned: string[]; all: boolean; sets: string[] }) {
+  return (
+    <section>
+      <h2>Held-out accuracy</h2>
+      {all && (
+        <div class="charts wide">
+          <Panel {...shared} name="held-out accuracy" measured="accuracy" />
+        </div>
+      )}
+      <div class="charts">
+        {sets.map((name) => (
+          <Panel
+            key={name}
+            {...shared}
+            pairs={ofSet(shared.pairs, "eval_sets", name)}
+            name={`held-out accuracy of ${name}`}
+            measured="accuracy"
+          />
+        ))}
+      </div>
+    </section>
   );
 }
 
@@ -345,42 +351,4 @@ function Drawing({ pairs, name, options, onZoom, measured, height }: PanelProps 
       )}
     </>
   );
-}
-
-function smoothed(line: Line, weight: number): Line {
-  if (line.low && line.high) {
-    return { ...line, y: smooth(line.y, weight), low: smooth(line.low, weight), high: smooth(line.high, weight) };
-  }
-  return { ...line, raw: line.y, y: smooth(line.y, weight) };
-}
-
-function metricLine({ run, metrics, colour }: Pair, name: string, time: boolean): Line {
-  const y = metrics.columns[name];
-  const x = places(metrics, time);
-  return { label: run.name, colour, x: x && y ? x : [], y: x && y ? y : [], steps: metrics.steps };
-}
-
-function evalLine({ run, metrics, colour }: Pair, time: boolean, measured: Measured): Line {
-  const known = evaluations(metrics, measured).flatMap((e) => {
-    const x = placeOf(metrics, e.step, time);
-    return x === undefined ? [] : [{ x, y: e.mean, step: e.step }];
-  });
-  const steps = known.map((k) => k.step);
-  return { label: run.name, colour, x: known.map((k) => k.x), y: known.map((k) => k.y), steps };
-}
-
-function evalWhiskers({ run, metrics, colour }: Pair, time: boolean, measured: Measured): Whisker[] {
-  return evaluations(metrics, measured).flatMap((e) => {
-    const x = placeOf(metrics, e.step, time);
-    return x === undefined || e.mean === null
-      ? []
-      : [{ label: run.name, x, mean: e.mean, low: e.low, high: e.high, colour }];
-  });
-}
-
-function placed({ run, metrics }: Pair, time: boolean, named: boolean): (Mark & { x: number })[] {
-  return metrics.marks.flatMap((mark) => {
-    const x = placeOf(metrics, mark.step, time);
-    return x === undefined ? [] : [{ ...mark, x, text: named ? `${run.name}: ${mark.text}` : mark.text }];
-  });
 }
