@@ -300,3 +300,12 @@ def test_a_chart_without_intervals_is_not_described_as_one_with_them(visit) -> N
     accuracy, auc = (page.get_by_role("img", name=re.compile(f"^held-out {n} over step")) for n in ("accuracy", "auc"))
     expect(accuracy).to_have_attribute("aria-label", re.compile("With 95 % intervals"))
     expect(auc).not_to_have_attribute("aria-label", re.compile("intervals"))
+
+
+def test_held_out_completions_are_found_before_the_first_step(visit) -> None:
+    """Search and prompts said that there were no rollouts, while other views showed them."""
+    page = visit.open("#search?run=held")
+    expect(page.locator(".count")).to_have_text("2 completions")
+    expect(page.get_by_role("button", name="Held-out")).to_have_attribute("aria-pressed", "true")
+    page = visit.open("#prompts?run=held")
+    expect(page.locator(".count")).to_have_text("1 prompt")

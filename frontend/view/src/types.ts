@@ -22,6 +22,7 @@ export interface Run {
   read: number;
   warnings: number;
   has_rollouts: boolean;
+  /** Of held-out prompts at least. */
   has_tokens: boolean;
 }
 

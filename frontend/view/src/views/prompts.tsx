@@ -21,7 +21,7 @@ const ORDERS = [
 export function Prompts({ page }: { page: Page }) {
   const run = page.main;
   if (!run) return <Empty title="No run is chosen.">Choose one in the list of runs.</Empty>;
-  if (!run.has_rollouts) return <Empty title="No rollouts yet.">{NO_ROLLOUTS}</Empty>;
+  if (!run.has_tokens) return <Empty title="No rollouts yet.">{NO_ROLLOUTS}</Empty>;
   const uid = page.route.params.get("uid");
   return uid === null ? <List key={run.id} page={page} run={run} /> : <Through page={page} run={run} uid={uid} />;
 }

@@ -34,7 +34,7 @@ const ORDERS = [
 export function Search({ page }: { page: Page }) {
   const run = page.main;
   if (!run) return <Empty title="No run is chosen.">Choose one in the list of runs.</Empty>;
-  if (!run.has_rollouts) return <Empty title="No rollouts yet.">{NO_ROLLOUTS}</Empty>;
+  if (!run.has_tokens) return <Empty title="No rollouts yet.">{NO_ROLLOUTS}</Empty>;
   return <Filters key={run.id} page={page} run={run} />;
 }
 
@@ -49,6 +49,8 @@ function Filters({ page, run }: { page: Page; run: Run }) {
   const filters = Object.fromEntries(FILTERS.flatMap((key) => (wanted.get(key) ? [[key, wanted.get(key) ?? ""]] : [])));
   const { data: steps } = useApi<Steps>(runPath(run.id, "steps"), run.revision);
   const parts = steps?.parts ?? [];
+  // Before the first step has finished there are held-out completions alone.
+  const isEval = (given: URLSearchParams) => !run.has_rollouts || given.has("eval");
   const anything = FILTERS.some((key) => params.has(key));
   return (
     <>
@@ -100,7 +102,7 @@ function Filters({ page, run }: { page: Page; run: Run }) {
         <Field label="Prompt's uid" value={value("uid")} onInput={put("uid")} />
         <Segmented
           label="Which rollouts"
-          value={value("eval") ? "eval" : "train"}
+          value={isEval(params) ? "eval" : "train"}
           options={[
             ["train", "Training"],
             ["eval", "Held-out"],
@@ -128,7 +130,7 @@ function Filters({ page, run }: { page: Page; run: Run }) {
       <VirtualList<Row | null>
         label="Completions"
         url={(offset, limit) =>
-          query(runPath(run.id, "rollouts"), { ...filters, eval: wanted.get("eval") ? 1 : 0, sort, offset, limit })
+          query(runPath(run.id, "rollouts"), { ...filters, eval: isEval(wanted) ? 1 : 0, sort, offset, limit })
         }
         revision={run.revision}
         read={(body) => body as Rollouts}
