@@ -245,3 +245,14 @@ def test_keys_and_help(visit) -> None:
 def test_a_run_that_this_server_does_not_have(visit) -> None:
     page = visit.open("#curves?run=gone")
     expect(page.get_by_text('This server has no run "gone".')).to_be_visible()
+
+
+def test_all_runs_of_two_searches_can_be_chosen(visit) -> None:
+    """Those of the first search were dropped by the second."""
+    page = visit.open()
+    for search in ("fast-0", "slow-0"):
+        page.get_by_label("Search runs").fill(search)
+        page.get_by_label("all 1", exact=True).check()
+    expect(page.get_by_role("link", name="Curves of 2")).to_be_visible()
+    page.get_by_label("all 1", exact=True).uncheck()
+    expect(page.get_by_role("link", name="Curves of 1")).to_be_visible()

@@ -42,6 +42,9 @@ export function Home({ page }: { page: Page }) {
   const choose = (ids: string[]) => go(href("runs", new URLSearchParams(ids.map((id) => ["run", id]))));
   const toggle = (id: string) => choose(chosen.has(id) ? [...chosen].filter((c) => c !== id) : [...chosen, id]);
   const all = found.length > 0 && found.every((r) => chosen.has(r.id));
+  // Of what the search leaves: runs that were chosen by another search stay chosen.
+  const others = [...chosen].filter((id) => !found.some((r) => r.id === id));
+  const toggleAll = () => choose(all ? others : [...others, ...found.map((r) => r.id)]);
   return (
     <>
       <div class="controls">
@@ -56,8 +59,7 @@ export function Home({ page }: { page: Page }) {
           />
         </label>
         <label class="check">
-          <input type="checkbox" checked={all} onChange={() => choose(all ? [] : found.map((r) => r.id))} /> all{" "}
-          {found.length}
+          <input type="checkbox" checked={all} onChange={toggleAll} /> all {found.length}
         </label>
         {chosen.size > 0 && (
           <>
