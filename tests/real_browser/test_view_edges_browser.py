@@ -42,6 +42,12 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         ids = np.arange(65, 75)
         answer = rollout(ids, text="ABCDEFGHIJ", logprobs=-0.003, policy_logprobs=-0.004, entropies=0.01)
         write_step(run, 1, ScoredGroup(Group(Prompt("sure", text="?"), (answer,)), (Score(1.0),)))
+    with RunFolder.open(folder / "pushed") as run:
+        run.write_config(CONFIG.format(steps=1, seed=0, lr=1e-3))
+        scored = ScoredGroup(Group(Prompt("pushed", text="?"), (answer,)), (Score(1.0),))
+        pushed = {"coefficients": [np.array([*[1.0] * 9, -0.03], np.float32)]}
+        run.write_rollouts(1, [scored], advantages=[[1.0]], trained_on=[scored], effects=pushed)
+        run.log({"step": 1, "reward": 1.0})
     with RunFolder.open(folder / "flat") as run:
         run.write_config(CONFIG.format(steps=9, seed=0, lr=1e-3))
         for step in range(1, 10):
@@ -309,3 +315,10 @@ def test_held_out_completions_are_found_before_the_first_step(visit) -> None:
     expect(page.get_by_role("button", name="Held-out")).to_have_attribute("aria-pressed", "true")
     page = visit.open("#prompts?run=held")
     expect(page.locator(".count")).to_have_text("1 prompt")
+
+
+def test_the_shares_of_a_push_are_neither_all_nor_nothing_where_both_were_pushed(visit) -> None:
+    """9 tokens of coefficient 1 had 100 % of the push, and one of -0.03 had 0 %."""
+    words = visit.open("#tokens?run=pushed").locator(".push-words")
+    expect(words).to_contain_text("pushed up · 99.6 % of the push")
+    expect(words).to_contain_text("pushed down · 0.3 % of the push")

@@ -2,7 +2,7 @@
 
 import type { ComponentChildren } from "preact";
 import { background, type Scale } from "../colour";
-import { number, plural, short, signed } from "../format";
+import { number, percent, plural, short, signed } from "../format";
 import { PUSH_TITLES, strongest, tally, type Push } from "../push";
 import type { Completion, Num, Token } from "../types";
 import { visible } from "./text";
@@ -94,7 +94,7 @@ export function PushSummary({ completion, push }: { completion: Completion; push
             {t.share !== null && t.share > 0 && (
               <span class="muted">
                 {" "}
-                · {Math.round(100 * t.share)} {t.push === "held" ? "% of the push, by the KL term" : "% of the push"}
+                · {percent(t.share)} of the push{t.push === "held" ? ", by the KL term" : ""}
               </span>
             )}
           </li>
