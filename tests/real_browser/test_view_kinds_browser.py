@@ -118,6 +118,9 @@ def test_a_fine_tuned_run_shows_its_loss_and_no_gold(visit: Visit) -> None:
         expect(page.locator("main")).to_contain_text(shown)
         for absent in ("gold", "no score", "disagreement", "Score from", "reward"):
             expect(page.locator("main")).not_to_contain_text(absent)
+    figures = visit.open("#health?run=sft").locator(".figures").first
+    expect(figures).to_contain_text("held-out rows")
+    expect(figures).not_to_contain_text("held-out prompts")
     page = visit.open("#runs")
     expect(page.get_by_role("row", name=re.compile("^Choose sft"))).to_contain_text(re.compile("loss.*loss"))
 

@@ -120,7 +120,7 @@ function Figures({ data, run }: { data: Summary; run: Run }) {
           const value = summary[key];
           return typeof value === "number" ? (
             <div key={key}>
-              <dt>{title}</dt>
+              <dt>{key === "n_eval" && run.given ? "held-out rows" : title}</dt>
               <dd>{show(value)}</dd>
             </div>
           ) : null;
