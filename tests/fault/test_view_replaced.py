@@ -46,3 +46,15 @@ def test_a_table_whose_texts_are_damaged_is_named(column: str, tmp_path: Path) -
     assert [p["prompt"] for p in get(page, "runs/x/prompts", sort="uid")["prompts"]] == ["", "", "question held"]
     history = get(page, "runs/x/prompt", uid="a")
     assert (history["prompt"], [len(visit["rows"]) for visit in history["visits"]]) == ("question a", [2, 0])
+
+
+def test_metrics_of_a_server_that_was_started_again_do_not_go_on_behind_those_of_another_run(tmp_path: Path) -> None:
+    """A page that was open meanwhile asked for the rows behind its last one, and drew both runs as one."""
+    folder = make_run(tmp_path / "x")
+    before = get(client(tmp_path), "runs/x/metrics")["read"]
+    with RunFolder.open(folder, overwrite=True) as run:
+        run.write_config(CONFIG.format(steps=9, seed=0, lr=1e-3))
+        for step in range(1, 6):
+            write_step(run, step, group("a", "x"))
+    page = client(tmp_path)
+    assert get(page, "runs/x/metrics", since=3)["read"] == get(page, "runs")["runs"][0]["read"] != before

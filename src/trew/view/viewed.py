@@ -94,7 +94,9 @@ class ViewedRun:
         with self.lock:
             name = "rounds.jsonl" if self.kind == "rounds" else "metrics.jsonl"
             if self._metrics is None or self._metrics.name != name:
-                begun = 0 if self._metrics is None else self._metrics.begun
+                # From the time on, so that a page that is still open from before a restart of the server does not take
+                # the rows of an overwritten run for the next ones of those that it has.
+                begun = time.time_ns() // 10**6 if self._metrics is None else self._metrics.begun
                 self._metrics = MetricsFile(self.folder, name, begun=begun)
             return self._metrics.read(self.config)
 
