@@ -79,6 +79,9 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         run.write_config(CONFIG.format(steps=3, seed=0, lr=1e-3))
         write_eval(run, 0, group("held", "no", "yes"))
         write_step(run, 3, group("a", "no", "yes"))
+    with RunFolder.open(folder / "bare") as run:
+        run.write_config('steps = 1\n[objective]\npreset = "grpo"\n')
+        run.log({"step": 1, "reward": 0.5})
     with RunFolder.open(folder / "gold") as run:
         run.write_config(CONFIG.format(steps=1, seed=0, lr=1e-3))
         write_step(run, 1, group("pi", "3.14159265", "12345678", answer=3.14159265))
@@ -322,3 +325,10 @@ def test_the_shares_of_a_push_are_neither_all_nor_nothing_where_both_were_pushed
     words = visit.open("#tokens?run=pushed").locator(".push-words")
     expect(words).to_contain_text("pushed up · 99.6 % of the push")
     expect(words).to_contain_text("pushed down · 0.3 % of the push")
+
+
+def test_a_setting_that_a_run_does_not_name_is_not_changed(visit) -> None:
+    page = visit.open("#config?run=bare&run=lr-0.00012345")
+    cells = page.get_by_role("row", name=re.compile("^learner.lr")).locator("td")
+    expect(cells.nth(0)).not_to_have_class(re.compile("changed"))
+    expect(cells.nth(1)).to_have_class(re.compile("changed"))

@@ -22,6 +22,13 @@ export function Config({ page }: { page: Page }) {
   );
 }
 
+type Key = ConfigKeys["keys"][number];
+
+/** A run that does not name a setting has not changed it. */
+function isChangedIn(k: Key, run: Run): boolean {
+  return "default" in k && run.id in k.values && plain(k.values[run.id]) !== plain(k.default);
+}
+
 function Keys({ page, data }: { page: Page; data: ConfigKeys }) {
   const params = page.route.params;
   const several = page.chosen.length > 1;
@@ -30,8 +37,7 @@ function Keys({ page, data }: { page: Page; data: ConfigKeys }) {
   // Of reward models no defaults are known.
   const judged = data.keys.some((k) => "default" in k);
   const onlyChanged = params.has("changed");
-  const isChanged = (k: ConfigKeys["keys"][number]) =>
-    "default" in k && page.chosen.some((r) => plain(k.values[r.id]) !== plain(k.default));
+  const isChanged = (k: Key) => page.chosen.some((r) => isChangedIn(k, r));
   const rows = data.keys.filter(
     (k) =>
       (!onlyDiffering || k.differs) &&
@@ -88,7 +94,7 @@ function OnlyChanged({ page, checked }: { page: Page; checked: boolean }) {
 }
 
 /** `judged`: whether defaults are known. */
-function Table({ page, rows, judged }: { page: Page; rows: ConfigKeys["keys"]; judged: boolean }) {
+function Table({ page, rows, judged }: { page: Page; rows: Key[]; judged: boolean }) {
   const several = page.chosen.length > 1;
   return (
     <div class="scroll">
@@ -109,7 +115,7 @@ function Table({ page, rows, judged }: { page: Page; rows: ConfigKeys["keys"]; j
             <tr key={k.key} class={several && k.differs ? "differs" : ""}>
               <th scope="row">{k.key}</th>
               {page.chosen.map((r) => (
-                <td key={r.id} class={"default" in k && plain(k.values[r.id]) !== plain(k.default) ? "changed" : ""}>
+                <td key={r.id} class={isChangedIn(k, r) ? "changed" : ""}>
                   <Text text={plain(k.values[r.id])} />
                 </td>
               ))}
