@@ -79,6 +79,10 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         run.write_config(CONFIG.format(steps=3, seed=0, lr=1e-3))
         write_eval(run, 0, group("held", "no", "yes"))
         write_step(run, 3, group("a", "no", "yes"))
+    with RunFolder.open(folder / "still") as run:
+        run.write_config(CONFIG.format(steps=2, seed=0, lr=1e-3))
+        for step in (1, 2):
+            write_step(run, step, group("same", "x", "y", scores=(0.0, 1.0)))
     with RunFolder.open(folder / "bare") as run:
         run.write_config('steps = 1\n[objective]\npreset = "grpo"\n')
         run.log({"step": 1, "reward": 0.5})
@@ -332,3 +336,9 @@ def test_a_setting_that_a_run_does_not_name_is_not_changed(visit) -> None:
     cells = page.get_by_role("row", name=re.compile("^learner.lr")).locator("td")
     expect(cells.nth(0)).not_to_have_class(re.compile("changed"))
     expect(cells.nth(1)).to_have_class(re.compile("changed"))
+
+
+def test_a_prompt_that_did_not_change_has_no_colour_of_a_gain(visit) -> None:
+    gain = visit.open("#prompts?run=still").locator(".line-facts > b")
+    expect(gain).to_have_text("0")
+    expect(gain).not_to_have_class(re.compile("up|down"))

@@ -99,11 +99,12 @@ function Line({ page, prompt, find, judged, range }: LineProps) {
 /** Scores have the colours that they have in every other view. */
 function Gain({ prompt, range: [low, high] = [0, 1] }: Pick<LineProps, "prompt" | "range">) {
   if (prompt.times < 2) return <Score value={prompt.last.mean} low={low} high={high} />;
+  const gain = prompt.gain ?? 0;
   return (
     <>
       <Score value={prompt.first.mean} low={low} high={high} /> →{" "}
       <Score value={prompt.last.mean} low={low} high={high} />
-      <b class={(prompt.gain ?? 0) < 0 ? "down" : "up"}>{signed(prompt.gain)}</b>
+      <b class={gain < 0 ? "down" : gain > 0 ? "up" : ""}>{signed(prompt.gain)}</b>
     </>
   );
 }
