@@ -342,3 +342,12 @@ def test_a_prompt_that_did_not_change_has_no_colour_of_a_gain(visit) -> None:
     gain = visit.open("#prompts?run=still").locator(".line-facts > b")
     expect(gain).to_have_text("0")
     expect(gain).not_to_have_class(re.compile("up|down"))
+
+
+def test_no_empty_picture_stands_for_the_rewards_of_evaluations(visit) -> None:
+    """They have no histograms: a box without anything in it was named after their rewards."""
+    page = visit.open("#rollouts?run=apart")
+    expect(page.locator(".heatmap")).to_have_count(1)
+    page = visit.open("#rollouts?run=apart&eval=1")
+    expect(page.locator(".histogram")).to_contain_text("mean reward")
+    expect(page.locator(".heatmap")).to_have_count(0)

@@ -31,7 +31,7 @@ export function StepSlider({ steps, step, given, onStep }: StepsProps) {
   return (
     <div class="steps">
       <div class="steps-map">
-        {!given && <HeatMap steps={steps} at={at} onPick={to} />}
+        {!given && steps.some((s) => s.histogram) && <HeatMap steps={steps} at={at} onPick={to} />}
         <div class="steps-slider">
           <button
             type="button"
