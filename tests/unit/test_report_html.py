@@ -179,6 +179,11 @@ def test_text_helpers():
     assert visible("naïve 日本 👩‍🚀 x²") == "naïve 日本 👩‍🚀 x²"
 
 
+def test_numbers_that_round_up_to_a_power_of_ten_are_written_in_full():
+    assert [number(x) for x in (999.4, 999.6, -999.7, 99.96)] == ["999", "1000", "-1000", "100"]
+    assert [number(x, 4) for x in (9999.4, 9999.7)] == ["9999", "10000"]
+
+
 def test_an_episode_is_shown_as_a_conversation(tmp_path):
     said = ({"role": "user", "content": "Guess <b>my</b> number."},)
     again = ({"role": "user", "content": "higher"},)

@@ -43,8 +43,8 @@ def shorten(text: str, limit: int = 2000) -> str:
 def number(x: object, digits: int = 3) -> str:
     """Formats a number for a table: ``digits`` significant digits, whole numbers in full, a dash for None and nan.
 
-    >>> number(0.12345), number(12345.6), number(3), number(None), number(1e-6)
-    ('0.123', '12346', '3', '–', '1e-06')
+    >>> number(0.12345), number(12345.6), number(999.6), number(3), number(None), number(1e-6)
+    ('0.123', '12346', '1000', '3', '–', '1e-06')
     """
     if x is None or (isinstance(x, float) and math.isnan(x)):
         return "–"
@@ -52,4 +52,6 @@ def number(x: object, digits: int = 3) -> str:
         return str(x)
     if isinstance(x, int) or math.isinf(x):
         return str(x)
-    return f"{x:.0f}" if abs(x) >= 10**digits else f"{x:.{digits}g}"
+    # Of what it rounds to: 999.6 is 1000, for which .3g writes 1e+03.
+    whole = abs(x) >= 10**digits or abs(float(f"{x:.{digits}g}")) >= 10**digits
+    return f"{x:.0f}" if whole else f"{x:.{digits}g}"
