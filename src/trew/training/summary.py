@@ -97,12 +97,12 @@ def show_result(program: PolicyProgram) -> None:
 
 def short(count: int) -> str:
     """
-    >>> short(134515008), short(1234), short(7)
-    ('135 M', '1.23 k', '7')
+    >>> short(134515008), short(1234), short(7), short(999_950)
+    ('135 M', '1.23 k', '7', '1 M')
     """
-    return next(
-        (f"{count / u:.3g} {name}" for u, name in ((1e9, "B"), (1e6, "M"), (1e3, "k")) if count >= u), str(count)
-    )
+    # From what rounds up to a unit on, which .3g would write as 1e+03 of the unit below.
+    units = ((1e9, "B"), (1e6, "M"), (1e3, "k"))
+    return next((f"{count / u:.3g} {name}" for u, name in units if count >= max(1e3, 0.9995 * u)), str(count))
 
 
 def _measured(s: PolicyState, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
