@@ -91,6 +91,12 @@ def test_light_and_dark_are_both_styled_once_per_page():
     assert "<style>" not in line_chart([Series("a", [0], [0.0])], standalone=False)
 
 
+@pytest.mark.parametrize("step", [1, 2, 7])
+def test_the_axis_of_a_single_step_names_that_step(step):
+    svg = line_chart([Series("a", [step], [0.5])], y_range=(0.0, 1.0), x_label="")
+    assert [t.text for t in parse(svg).iter(f"{NS}text") if t.get("text-anchor") == "middle"] == [f"{step}"]
+
+
 def test_series_of_unequal_lengths_are_refused():
     with pytest.raises(ValueError, match="2 values of y for 1 of x"):
         Series("a", [0], [1.0, 2.0])
