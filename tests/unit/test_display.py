@@ -112,6 +112,16 @@ def test_a_row_takes_any_number(value):
     assert len(out.getvalue().splitlines()) == 2
 
 
+@pytest.mark.parametrize("value", [12345.678, -1234.5, 1e7, -1.25e30, 1e300])
+def test_large_numbers_of_a_row_stay_apart(value):
+    """A KL that explodes ran into the entropy on its left."""
+    shown, out = display()
+    shown.step(dict.fromkeys(COLUMNS, value) | {"step": 3, "clip_share": 0.5})
+    cells = out.getvalue().splitlines()[1].split()
+    assert len(cells) == len(COLUMNS)
+    assert [float(c.removesuffix("%")) for c in cells[1:6]] == pytest.approx([value] * 5, rel=0.3)
+
+
 def result(mean: float | None, low: float | None, high: float | None) -> dict:
     return {"accuracy": {"mean": mean, "low": low, "high": high}, "n": 40, "mean_length": 3.25, "truncated_share": 0.5}
 

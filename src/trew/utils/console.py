@@ -128,7 +128,7 @@ class Display:
                 Text("".join(f"{h:>{WIDTH}}" for h, _ in columns.values()), style="bold"), soft_wrap=True
             )
         self.rows += 1
-        cells = [form.format(row[k]) if row.get(k) is not None else "-" for k, (_, form) in columns.items()]
+        cells = [_fitting(form, row[k]) if row.get(k) is not None else "-" for k, (_, form) in columns.items()]
         self.console.print(Text("".join(f"{c:>{WIDTH}}" for c in cells)), soft_wrap=True)
 
     def samples(self, groups: list[ScoredGroup], *, limit: int = 2) -> None:
@@ -264,6 +264,12 @@ def duration(seconds: float) -> str:
     whole = max(round(seconds), 0)
     hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _fitting(form: str, value: float) -> str:
+    """A number for a column, with a blank before it: without one, it would run into the number on its left."""
+    texts = [each.format(value) for each in (form, "{:.5g}", "{:.1e}", "{:.0e}")]
+    return next((text for text in texts if len(text) < WIDTH), texts[-1])
 
 
 def _clean(text: str) -> str:
