@@ -97,6 +97,15 @@ def test_the_axis_of_a_single_step_names_that_step(step):
     assert [t.text for t in parse(svg).iter(f"{NS}text") if t.get("text-anchor") == "middle"] == [f"{step}"]
 
 
+def test_many_lines_differ_in_colour_or_dash_and_look_as_in_the_legend():
+    root = parse(line_chart([Series(f"run {i}", [0, 1], [i, i]) for i in range(32)]))
+    lines = [p for p in root.iter(f"{NS}path") if "tc-line" in p.get("class")]
+    drawn, named = ([(p.get("class"), p.get("stroke-dasharray")) for p in lines if ("h20" in p.get("d")) == legend]
+                    for legend in (False, True))  # fmt: skip
+    assert len(set(drawn)) == 32
+    assert drawn == named
+
+
 def test_series_of_unequal_lengths_are_refused():
     with pytest.raises(ValueError, match="2 values of y for 1 of x"):
         Series("a", [0], [1.0, 2.0])

@@ -127,7 +127,7 @@ def line_chart(
     parts += _axes(frame, x_label, y_label)
     colours = [s.colour if s.colour is not None else i for i, s in enumerate(series)]
     for s, colour in zip(series, colours, strict=True):
-        parts += _draw(s, colour % len(_LIGHT), frame)
+        parts += _draw(s, colour, frame)
     parts += _legend(series, colours, left=frame.left, right=frame.right, bottom=frame.height - 10)
     # An empty chart says so: it might be taken for a line at 0.
     if not any(True for s in series for _ in _points(s)):
@@ -364,7 +364,8 @@ def _telling(y: Values, block: range) -> set[int]:
 
 
 def _draw(s: Series, colour: int, f: _Frame) -> Iterator[str]:
-    yield from _draw_points(s, colour, f) if s.style == "points" else _draw_line(s, colour, f)
+    draw = _draw_points if s.style == "points" else _draw_line
+    yield from draw(dataclasses.replace(s, dash=_pattern(s, colour)), colour % len(_LIGHT), f)
 
 
 def _draw_points(s: Series, colour: int, f: _Frame) -> Iterator[str]:
@@ -390,7 +391,7 @@ def _draw_line(s: Series, colour: int, f: _Frame) -> Iterator[str]:
             continue
         path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
         faint = " tc-faint" if s.style == "faint" else ""
-        yield f'<path class="tc-line tc-s{colour}{faint}"{_dash(s, colour)}{_thickness(s)} d="M{path}"/>'
+        yield f'<path class="tc-line tc-s{colour}{faint}"{_dash(s)}{_thickness(s)} d="M{path}"/>'
 
 
 def _has_band(s: Series, i: int) -> bool:
@@ -406,9 +407,13 @@ def _band(s: Series, piece: list[int], colour: int, f: _Frame) -> Iterator[str]:
     yield f'<path class="tc-band tc-f{colour}" d="M{"L".join(there + back)}Z"/>'
 
 
-def _dash(s: Series, colour: int) -> str:
-    dash = _DASHES[colour % len(_DASHES)] if s.dash is None else s.dash
-    return f' stroke-dasharray="{dash}"' if dash and s.style == "line" else ""
+def _pattern(s: Series, colour: int) -> str:
+    """The series' own dash, or that of its colour: where colours begin anew they have other dashes than before."""
+    return _DASHES[(colour + colour // len(_LIGHT)) % len(_DASHES)] if s.dash is None else s.dash
+
+
+def _dash(s: Series) -> str:
+    return f' stroke-dasharray="{s.dash}"' if s.dash and s.style == "line" else ""
 
 
 def _thickness(s: Series) -> str:
@@ -450,11 +455,11 @@ def _legend(
         x, y = left, bottom - 18 * (len(rows) - 1 - number)
         for _ in row:
             s, colour = next(entries)
-            c = colour % len(_LIGHT)
+            c, s = colour % len(_LIGHT), dataclasses.replace(s, dash=_pattern(s, colour))
             if s.style == "points":
                 yield f'<circle class="tc-f{c}" cx="{x + 9:.1f}" cy="{y - 4:.1f}" r="4"/>'
             else:
                 faint = " tc-faint" if s.style == "faint" else ""
-                yield f'<path class="tc-line tc-s{c}{faint}"{_dash(s, c)} d="M{x:.1f} {y - 4:.1f}h20"/>'
+                yield f'<path class="tc-line tc-s{c}{faint}"{_dash(s)} d="M{x:.1f} {y - 4:.1f}h20"/>'
             yield f'<text class="tc-ink" x="{x + 26:.1f}" y="{y:.1f}">{escaped(_name(s.name))}</text>'
             x += _legend_width(s.name)
