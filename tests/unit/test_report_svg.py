@@ -8,6 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from trew.runs.report.forest import ForestRow, forest
 from trew.runs.report.svg import Series, labels, line_chart, running_mean, side_by_side, ticks
 
 NS = "{http://www.w3.org/2000/svg}"
@@ -104,6 +105,18 @@ def test_many_lines_differ_in_colour_or_dash_and_look_as_in_the_legend():
                     for legend in (False, True))  # fmt: skip
     assert len(set(drawn)) == 32
     assert drawn == named
+
+
+def test_long_names_that_differ_at_their_end_differ_in_pictures():
+    names = [f"experiments-of-the-third-week-with-the-smaller-model/lr=3e-6/seed-{i}" for i in (1, 2)]
+    charts = [
+        line_chart([Series(name, [0, 1], [0, 1]) for name in names]),
+        forest([ForestRow(name, 0.1, 0.0, 0.2) for name in names], title="t", x_label="x"),
+    ]
+    for svg in charts:
+        words = [t.text for t in parse(svg).iter(f"{NS}text") if "…" in (t.text or "")]
+        assert [word[-6:] for word in words] == ["seed-1", "seed-2"]
+        assert max(map(len, words)) <= 48
 
 
 def test_series_of_unequal_lengths_are_refused():

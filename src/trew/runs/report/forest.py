@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from .svg import escaped, labels, opened, ticks
+from .text import ends_of
 
 _ROW, _TOP, _BOTTOM = 30, 40, 44
 _CLOSE = 20
@@ -125,4 +126,4 @@ def _ends(rows: Sequence[ForestRow]) -> tuple[float, float]:
 
 
 def _short(name: str) -> str:
-    return name if len(name) <= 40 else f"{name[:39]}…"
+    return ends_of(name, 40)

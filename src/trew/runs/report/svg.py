@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Literal
 
-from .text import visible
+from .text import ends_of, visible
 
 Values = Sequence[float | None]
 
@@ -442,7 +442,7 @@ def _legend_width(name: str) -> float:
 
 
 def _name(name: str) -> str:
-    return name if len(name) <= 48 else f"{name[:47]}…"
+    return ends_of(name, 48)
 
 
 def _legend(

@@ -40,6 +40,16 @@ def shorten(text: str, limit: int = 2000) -> str:
     return text if len(text) <= limit else f"{text[:limit]}… ({len(text) - limit} more characters)"
 
 
+def ends_of(name: str, limit: int) -> str:
+    """Cuts a name to ``limit`` characters in its middle: names of one study or recipe often differ at their end alone.
+
+    >>> ends_of("runs/weights-2026/grpo/seed-1", 17)
+    'runs/wei…o/seed-1'
+    """
+    kept = limit - 1
+    return name if len(name) <= limit else f"{name[: kept - kept // 2]}…{name[len(name) - kept // 2 :]}"
+
+
 def number(x: object, digits: int = 3) -> str:
     """Formats a number for a table: ``digits`` significant digits, whole numbers in full, a dash for None and nan.
 
