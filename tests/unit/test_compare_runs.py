@@ -391,3 +391,14 @@ def test_a_run_that_was_evaluated_by_a_loss_is_refused_as_such(tmp_path):
         run.log({"step": 0, "eval_loss": 2.0, "eval_loss_low": 1.5, "eval_loss_high": 2.5, "eval_n": 4})
     with pytest.raises(DataError, match=r"by the loss of its data \(trew sft\)"):
         load_member(folder)
+
+
+def test_values_that_differ_late_are_told_apart(tmp_path):
+    """A long path that ends otherwise, and a number that differs in its seventh digit."""
+    models = [f"/scratch/groups/language/experiments/of-the-third-week/checkpoint-{n}" for n in (100, 200)]
+    folders = [write(tmp_path / str(i), 0, 5, model=model) for i, model in enumerate(models)]
+    assert "checkpoint-100 (" in (text := refused(folders, "model: differs: /scratch/"))
+    assert "checkpoint-200 (" in text
+    folders = study(tmp_path, {f"lr{n}": (LOW, {"learner": {"lr": float(f"1.23456{n}e-3")}}) for n in (71, 72)})
+    found = told(folders)
+    assert [group["name"] for group in found["groups"]] == ["lr=0.0012345671", "lr=0.0012345672"]

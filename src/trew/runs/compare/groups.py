@@ -10,6 +10,7 @@ from typing import Any
 from ...config.free import is_free
 from ...errors import ConfigError, nearest
 from ...eval.comparison import Pair
+from ..report.text import ends_of
 from .members import Member
 
 Differences = Mapping[str, Mapping[str, Any]]
@@ -110,8 +111,11 @@ def _is_named(member: Member, wanted: str) -> bool:
 
 def shown(value: Any) -> str:
     """A setting's value as text; a setting that a run does not have is a dash."""
-    text = "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+    if value is None:
+        return "–"
+    # Six digits where they say it all: values that differ in the seventh would look alike.
+    short = f"{value:g}" if isinstance(value, float) else str(value)
+    return ends_of(short if not isinstance(value, float) or float(short) == value else repr(value), _LONGEST)
 
 
 def _checked(by: Collection[str], members: Sequence[Member]) -> set[str]:
