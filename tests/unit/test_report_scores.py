@@ -66,6 +66,20 @@ def test_scores_of_any_size(values):
     assert "inf" not in svg
 
 
+def test_rows_of_other_scores_have_other_names():
+    svg = heat_strip({1: np.array([0.9991, 0.9994, 1.0, 0.5])}, title="t")
+    assert sorted(what for *_, what in cells(svg)) == ["score 0.5", "score 0.9991", "score 0.9994", "score 1"]
+    rounded = cells(heat_strip({1: np.array([0.1 + 0.2, 0.3, 1.0])}, title="t"))
+    assert [(count, what) for _, _, count, _, what in rounded] == [("2", "score 0.3"), ("1", "score 1")]
+
+
+def test_a_row_begins_where_its_name_says():
+    """Twelve scores from 0 to 1.5: rows of 0.15."""
+    scores = [*np.linspace(0, 1.5, 11), 0.12]
+    found = {what: int(count) for _, _, count, _, what in cells(heat_strip({1: np.array(scores)}, title="t"))}
+    assert {what: found[what] for what in ("score ≥ 0.00", "score ≥ 0.15")} == {"score ≥ 0.00": 2, "score ≥ 0.15": 1}
+
+
 def test_without_a_score_there_is_no_strip():
     assert heat_strip({}, title="t") == heat_strip({1: np.array([np.nan])}, title="t") == ""
 

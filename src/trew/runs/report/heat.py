@@ -55,13 +55,27 @@ def heat_strip(
 
 def _bins(known: np.ndarray) -> tuple[list[str], np.ndarray]:
     """Names and lower edges of the rows: every value if they are few, else equal intervals between the extremes."""
-    values = np.unique(known)
+    values = _apart(np.unique(known))
     if len(values) <= _ROWS:
-        return [number(float(value)) for value in values], values
+        return _told_apart([float(value) for value in values]), values
     # Halves first: the difference of two extreme floats is infinite.
     edges = 2 * np.linspace(values[0] / 2, values[-1] / 2, _ROWS + 1)
-    gaps = labels([float(edge) for edge in edges])
+    # The edges are no round numbers: to a decimal more, or 0.15 would be 0.1.
+    gaps = labels([float(edge) for edge in edges], finer=1)
     return [f"≥ {gap}" for gap in gaps[:-1]], edges[:-1]
+
+
+def _apart(values: np.ndarray) -> np.ndarray:
+    """Sorted values without those that differ from the one before by rounding alone: 0.1 + 0.2 is 0.3."""
+    # Halves: the difference of two extreme floats is infinite.
+    gaps, sizes = np.diff(values / 2), np.maximum(np.abs(values[1:]), np.abs(values[:-1]))
+    return values[np.append(True, gaps > 0.5e-9 * sizes)]
+
+
+def _told_apart(values: Sequence[float]) -> list[str]:
+    """A name for each value, with as many digits as it takes for no two to be equal."""
+    names = ([number(value, digits) for value in values] for digits in range(3, 12))
+    return next((found for found in names if len(set(found)) == len(found)), [repr(value) for value in values])
 
 
 def _columns(steps: Sequence[int]) -> list[list[int]]:

@@ -263,8 +263,9 @@ def ticks(low: float, high: float, *, most: int, whole: bool = False) -> tuple[f
     return tuple(round(i * step, 12 - math.floor(math.log10(step))) + 0.0 for i in range(first, last + 1))
 
 
-def labels(values: Sequence[float]) -> list[str]:
+def labels(values: Sequence[float], *, finer: int = 0) -> list[str]:
     """One label per tick, all with the same number of decimals; powers of ten for very large and very small values.
+    ``finer``: more decimals than tell neighbours apart, for values that are no round numbers.
 
     >>> labels([0.0, 0.5, 1.0]), labels([0.0, 20000.0, 40000.0]), labels([0.0, 2e-6])
     (['0.0', '0.5', '1.0'], ['0', '20k', '40k'], ['0', '2e-6'])
@@ -272,6 +273,7 @@ def labels(values: Sequence[float]) -> list[str]:
     largest = max(map(abs, values), default=0.0)
     # The smallest distance decides how many digits tell neighbours apart.
     gap = _held(min((b - a for a, b in itertools.pairwise(values)), default=largest or 1.0)) or largest
+    gap *= 10.0**-finer
     if largest >= 1e7 or 0 < largest < 1e-3:
         # As many digits as it takes to tell neighbouring ticks apart.
         digits = max(0, math.floor(math.log10(largest)) - math.floor(math.log10(gap) + 1e-9))
