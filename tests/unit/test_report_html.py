@@ -244,3 +244,15 @@ def test_evaluations_of_other_numbers_of_prompts_are_told_apart(tmp_path, finish
     page = render_report([load_run(tmp_path / "x")])
     assert "<td>x</td><td>14, then 16</td>" in page
     assert "<td>x: a</td><td>6, then 8</td>" in page
+
+
+def test_a_reward_model_is_reported_by_its_accuracy_on_pairs(tmp_path):
+    """Its evaluations have a loss, too, without an interval."""
+    with RunFolder.open(tmp_path / "x") as run:
+        run.write_config('model = "m"\nsteps = 1\n')
+        for step, mean in enumerate((0.5, 0.75)):
+            ends = {"eval_low": mean - 0.1, "eval_high": mean + 0.1}
+            run.log({"step": step, "eval_accuracy": mean, **ends, "eval_auc": mean, "eval_loss": 0.7, "eval_n": 20})
+    text = " ".join(" ".join(Elements(render_report([load_run(tmp_path / "x")])).text).split())
+    assert "accuracy before accuracy after" in text
+    assert "50.0 % [40.0, 60.0] 75.0 % [65.0, 85.0] +25.0 points, intervals apart" in text

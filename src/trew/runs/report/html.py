@@ -205,8 +205,8 @@ def _headings(runs: Sequence[RunData]) -> list[str]:
 
 
 def _by_loss(run: RunData) -> bool:
-    """Whether what was held out is measured by its loss."""
-    return any("eval_loss" in row for row in run.rows)
+    """Whether the loss is all that is known of what was held out: of a reward model, its accuracy is, too."""
+    return any("eval_loss" in row and "eval_accuracy" not in row for row in run.rows)
 
 
 def _result(name: str, run: RunData) -> dict[str, str]:
