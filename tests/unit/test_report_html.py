@@ -256,3 +256,16 @@ def test_a_reward_model_is_reported_by_its_accuracy_on_pairs(tmp_path):
     text = " ".join(" ".join(Elements(render_report([load_run(tmp_path / "x")])).text).split())
     assert "accuracy before accuracy after" in text
     assert "50.0 % [40.0, 60.0] 75.0 % [65.0, 85.0] +25.0 points, intervals apart" in text
+    assert text.count("held-out, 95 % interval") == 1
+    assert text.count("held-out") == text.count("held-out prompts") + 2, "the loss has points, too"
+
+
+def test_held_out_agreement_with_preference_pairs_is_drawn(tmp_path):
+    """Of DPO: the report had the loss alone."""
+    with RunFolder.open(tmp_path / "x") as run:
+        run.write_config('model = "m"\nsteps = 1\n')
+        ends = {"eval_loss": 0.7, "eval_loss_low": 0.6, "eval_loss_high": 0.8}
+        run.log({"step": 0, **ends, "eval_preference_accuracy": 0.5, "eval_preference_margin": 0.0, "eval_n": 20})
+    text = " ".join(Elements(render_report([load_run(tmp_path / "x")])).text)
+    assert "eval_preference_accuracy" in text
+    assert "eval_preference_margin" in text

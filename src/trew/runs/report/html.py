@@ -55,7 +55,7 @@ _HELD_OUT = {
 """Metrics that are measured on held-out data, too: the names there, of the value and its interval."""
 _NOT_DRAWN = frozenset(
     {*(name for names in _HELD_OUT.values() for name in names), "eval_n", "eval_perplexity", "seconds",
-     "eval_preference_accuracy", "eval_preference_margin", "policy_version", "epoch"}
+     "policy_version", "epoch"}
 )  # fmt: skip
 _OF_SETS = ("eval_low/", "eval_high/", "eval_n/")
 """Metrics of single data sets that are not drawn, likewise."""
@@ -367,11 +367,12 @@ def _evaluations(run: RunData, metric: str, name: str, colour: int, *, alone: bo
     """The held-out values of one run as points with their intervals; no series before the first evaluation."""
     held_out, *bounds = _HELD_OUT[metric]
     at, values = run.column(held_out)
-    if not at or bounds[0] not in {key for row in run.rows for key in row}:
+    if not at:
         return []
     by_step = {row["step"]: row for row in run.rows if held_out in row}
     ends = [[by_step[s].get(k) for s in at] for k in bounds]
-    label = "held-out, 95 % interval" if alone else f"{name}, held-out"
+    known = bounds[0] in {key for row in run.rows for key in row}  # not of a reward model's loss
+    label = f"held-out{', 95 % interval' * known}" if alone else f"{name}, held-out"
     return [Series(label, at, values, *ends, style="points", colour=colour + 1 if alone else colour)]
 
 
