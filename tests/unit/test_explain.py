@@ -113,6 +113,7 @@ def test_the_list_of_some_and_the_list_in_a_narrow_terminal(capsys):
         (["dapo", "--plot", "w.svg", "--ratios", "1", "1"], "the lower first"),
         (["dapo", "--plot", "w.svg", "--ratios", "-1", "1"], "the lower first"),
         (["dapo", "--plot", "missing/w.svg"], "cannot be written"),
+        ([*NAMES[:8], "--plot", "w.svg"], "got 8 objectives, accepts at most 7"),
     ],
 )
 def test_what_cannot_be_done_is_refused_with_one_message(args, message, capsys, tmp_path, monkeypatch):

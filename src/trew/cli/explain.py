@@ -12,6 +12,9 @@ import tyro
 from ..config import apply_overrides
 from ..errors import ConfigError, output_file
 
+_MOST_DRAWN = 7
+"""The colours of a plot but for the last, which its signs have."""
+
 
 def explain(
     names: Annotated[tuple[str, ...], tyro.conf.Positional] = (),
@@ -80,6 +83,11 @@ def _check(
             )
         elif list:
             problems.append(f"{option}: has no effect with --list, which shows defaults; remove one of them")
+    if plot is not None and len(names) > _MOST_DRAWN:
+        problems.append(
+            f"--plot: got {len(names)} objectives, accepts at most {_MOST_DRAWN}: there are no more colours; draw them "
+            "into several files"
+        )
     if ratios is not None and plot is None:
         problems.append("--ratios: has no effect without a plot; add --plot FILE.svg")
     if ratios is not None and not 0 <= ratios[0] < ratios[1] <= 1e4:
