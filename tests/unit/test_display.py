@@ -165,6 +165,7 @@ def test_on_a_terminal_bars_nest_and_rows_are_printed_above_them():
         pass
     assert "training" in out.getvalue()
     assert "tokens/s" in out.getvalue()
+    assert "evaluating [x]" in out.getvalue()
 
 
 def test_a_bar_is_taken_away_when_the_work_in_it_fails():

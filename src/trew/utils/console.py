@@ -92,7 +92,8 @@ class Display:
         self._progress = progress
         if outermost:
             progress.start()
-        task = progress.add_task(name, total=total, completed=done, note="", left="")
+        # Escaped: the name may have a path in it, whose brackets would be markup.
+        task = progress.add_task(escape(name), total=total, completed=done, note="", left="")
         try:
             yield Bar(progress, total, done, task=task)
         finally:
