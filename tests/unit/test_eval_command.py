@@ -7,12 +7,16 @@ import pytest
 
 import tiny
 from disk import read_only, tmpfs
+from rollouts_help import answers
 from trew.cli.chosen_model import choose
+from trew.cli.eval import _table
 from trew.cli.eval import eval as command
 from trew.cli.export import model as export
 from trew.cli.report import report
 from trew.errors import ConfigError, DataError, StorageError
+from trew.eval.evaluate import _count
 from trew.training.exporting import finished
+from trew.types import Prompt, Score, ScoredGroup
 
 
 @pytest.fixture(scope="module")
@@ -263,3 +267,13 @@ def test_why_a_reward_failed_is_told(model, tmp_path, capsys):
     screen = " ".join("".join(capsys.readouterr()).split())
     assert "left out 2 completions without a verdict" in screen
     assert "raised ValueError: the server is down" in screen
+
+
+def test_an_accuracy_without_a_verdict_is_no_number():
+    """It was nan, between 0.000 and 1.000."""
+    group = ScoredGroup(answers(Prompt("p", text="q"), "a"), (Score(None),))
+    table = _table(_count([group], [[None]], names=["exact"], samples=1, seconds=1.0, sets=["one"]))
+    columns = [list(column.cells) for column in table.columns]
+    rows = [row[:3] for row in zip(*columns, strict=True)][:3]
+    assert rows == [("accuracy", "-", "no verdicts"), ("  one (0 prompts)", "-", "no verdicts"),
+                    ("reward exact", "-", "")]  # fmt: skip

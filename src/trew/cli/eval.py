@@ -425,15 +425,9 @@ def measure(ready: Ready, display: Display) -> EvalResult:
         # Episodes need hosts, which ``ending`` closes after the evaluation.
         player = ready.episodes.play(engine, facts_of(model), ending) if ready.episodes else engine
         return evaluate(
-            functools.partial(generate, player),
-            ready.prompts,
-            ready.rewards,
-            samples=c.eval.samples,
-            sampling=how,
-            correct=ready.correct,
-            progress=bar.advance,
-            sets=c.set_names,
-        )
+            functools.partial(generate, player), ready.prompts, ready.rewards, samples=c.eval.samples, sampling=how,
+            correct=ready.correct, progress=bar.advance, sets=c.set_names,
+        )  # fmt: skip
 
 
 def show(display: Display, ready: Ready, result: EvalResult) -> None:
@@ -462,6 +456,8 @@ def _subject(config: Config) -> str:
 def _table(result: EvalResult) -> Table:
     from rich.table import Table
 
+    from ..utils.console import accuracy_cells
+
     table = Table(box=None, pad_edge=False, padding=(0, 3))
     for heading in ("", "value", "95 % interval"):
         table.add_column(heading, justify="left" if heading == "" else "right")
@@ -470,10 +466,10 @@ def _table(result: EvalResult) -> Table:
     names |= {f"pass@{i}": interval for i, interval in result.pass_at_intervals.items() if i > 1}
     names |= {f"  {name} ({own.n} prompts)": own.accuracy for name, own in result.sets.items()}
     for name, interval in names.items():
-        table.add_row(name, f"{interval.mean:.3f}", f"{interval.low:.3f} to {interval.high:.3f}")
+        table.add_row(name, *accuracy_cells(interval._asdict()))
     # ---- what explains it
     for name, value in result.rewards.items():
-        table.add_row(f"reward {name}", f"{value:.3f}", "")
+        table.add_row(f"reward {name}", f"{value:.3f}" if value == value else "-", "")
     table.add_row("length (tokens)", f"{result.mean_length:.1f}", "")
     table.add_row("cut off at the limit", f"{result.truncated_share:.1%}", "")
     table.add_row("tokens per second", f"{result.tokens_per_second:.0f}", "")

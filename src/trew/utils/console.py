@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 import time
@@ -160,9 +161,9 @@ class Display:
             if r is None:
                 continue
             lengths = f"{r['mean_length']:.1f}", f"{r['truncated_share']:.1%}"
-            table.add_row(f"{name} (n = {r['n']})", *_accuracy(r["accuracy"]), *lengths)
+            table.add_row(f"{name} (n = {r['n']})", *accuracy_cells(r["accuracy"]), *lengths)
             for one, own in r.get("sets", {}).items():
-                table.add_row(f"  {one} (n = {own['n']})", *_accuracy(own["accuracy"]))
+                table.add_row(f"  {one} (n = {own['n']})", *accuracy_cells(own["accuracy"]))
         self.console.print()
         self.console.print(table)
 
@@ -287,8 +288,8 @@ def _short(text: str, limit: int = 100) -> str:
     return line if len(line) <= limit else f"{line[: limit - 3]}..."
 
 
-def _accuracy(interval: Mapping[str, Any]) -> tuple[str, str]:
+def accuracy_cells(interval: Mapping[str, Any]) -> tuple[str, str]:
     """An accuracy and its interval; dashes where no completion got a verdict."""
-    if interval["mean"] is None:
+    if interval["mean"] is None or math.isnan(interval["mean"]):
         return "-", "no verdicts"
     return f"{interval['mean']:.3f}", f"{interval['low']:.3f} to {interval['high']:.3f}"
