@@ -176,6 +176,9 @@ def test_curves_are_a_picture_of_all_runs(tmp_path):
         trew.curves()
     with pytest.raises(ConfigError, match="metrics: got none"):
         trew.curves(tmp_path / "a", metrics=[])
+    for window in (0, -1):  # of all steps before, and a ZeroDivisionError
+        with pytest.raises(ConfigError, match=f"window: got {window}, accepts"):
+            trew.curves(tmp_path / "a", window=window)
     picture.save(tmp_path / "x.svg")
     assert (tmp_path / "x.svg").read_text() == svg
 

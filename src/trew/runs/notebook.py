@@ -64,6 +64,8 @@ def curves(
     loaded = [run if isinstance(run, RunData) else load_run(run) for run in runs]
     metrics = [metrics] if isinstance(metrics, str) else list(metrics)  # one name is no list of letters
     _refuse_unknown(metrics, loaded)
+    if window < 1:
+        raise ConfigError(f"window: got {window}, accepts a number of steps of at least 1, which smooths nothing")
     series: list[Series] = []
     for run, name in zip(loaded, names_of([run.folder for run in loaded]), strict=True):
         named = f"{name} " if len(loaded) > 1 else ""
