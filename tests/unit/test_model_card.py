@@ -58,3 +58,10 @@ def test_a_checkpoint_has_the_time_and_the_warnings_up_to_its_step(tmp_path):
     assert ("moved by 1" in early, "moved by 2" in early) == (True, False)
     assert "2.00 hours of steps" in late
     assert "moved by 2" in late
+
+
+def test_the_time_of_a_short_run_is_in_seconds(tmp_path):
+    """It took 0.00 hours."""
+    (tmp_path / "summary.json").write_text(json.dumps({"steps": 2, "seconds": 12.34, "device": "cpu"}))
+    table = {"data": {"task": "gsm8k"}, "steps": 2}
+    assert "| 12.3 seconds of steps on `cpu` |" in card_of(tmp_path, table, step=2)

@@ -203,7 +203,9 @@ def _circumstances(data: RunData, step: int) -> dict[str, str]:
     if isinstance(seconds := data.summary.get("seconds"), int | float):
         if step != data.summary.get("steps"):  # of a checkpoint: the run went on behind it
             seconds = sum(row.get("seconds") or 0.0 for row in data.rows if row["step"] <= step)
-        rows["time"] = f"{seconds / 3600:.2f} hours of steps on {code(str(data.summary.get('device', '')))}"
+        # In hours, a short run would have taken 0.00.
+        spent = f"{seconds / 3600:.2f} hours" if seconds >= 360 else f"{seconds:.3g} seconds"
+        rows["time"] = f"{spent} of steps on {code(str(data.summary.get('device', '')))}"
     return rows
 
 
