@@ -151,6 +151,21 @@ def test_text_of_models_is_never_markup(shown):
     assert block.count("&lt;script&gt;") == 5
 
 
+def test_curves_of_a_second_or_a_resumed_run_do_not_run_back(shown):
+    def steps():
+        return [(row["step"], row.get("reward", "held out")) for row in shown._rows]
+
+    shown.evaluated({"step": 0, "eval_accuracy": 0.5})
+    for step in (1, 2, 3):
+        shown.step({"step": step, "reward": 0.1})
+    shown.step({"step": 3, "reward": 0.2})  # resumed from the checkpoint of step 2
+    shown.evaluated({"step": 3, "eval_accuracy": 0.5})
+    assert steps() == [(0, "held out"), (1, 0.1), (2, 0.1), (3, 0.2), (3, "held out")]
+    shown.evaluated({"step": 0, "eval_accuracy": 0.5})  # another run
+    shown.step({"step": 1, "reward": 0.3})
+    assert steps() == [(0, "held out"), (1, 0.3)]
+
+
 def test_outside_a_notebook_lines_are_printed():
     assert not notebook.in_notebook()
     assert type(notebook.display()) is Display

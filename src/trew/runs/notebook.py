@@ -161,10 +161,16 @@ class Notebook(Silent):
             self.show()
 
     def step(self, row: Mapping[str, Any]) -> None:
-        self._rows.append(row)
-        self.show()
+        self._add(row)
 
     def evaluated(self, row: Mapping[str, Any]) -> None:
+        self._add(row)
+
+    def _add(self, row: Mapping[str, Any]) -> None:
+        step, kind = row["step"], is_evaluation(row)
+        # A second run begins at 0, a resumed one behind its checkpoint: curves of both would run back and forth.
+        if self._rows and self._rows[-1]["step"] >= step:
+            self._rows = [r for r in self._rows if r["step"] < step or (r["step"] == step and is_evaluation(r) != kind)]
         self._rows.append(row)
         self.show()
 
