@@ -166,6 +166,20 @@ def test_curves_of_a_second_or_a_resumed_run_do_not_run_back(shown):
     assert steps() == [(0, "held out"), (1, 0.3)]
 
 
+def test_data_sets_and_agreement_with_pairs_are_in_its_table_as_in_a_terminal(shown):
+    interval = {"mean": 0.5, "low": 0.25, "high": 0.75}
+    none = {"mean": None, "low": None, "high": None}
+    sets = {"sums": {"n": 4, "accuracy": interval}, "puzzles": {"n": 0, "accuracy": none}}
+    shown.before_after({"n": 4, "accuracy": interval, "sets": sets}, None)
+    assert f"– sums (n = 4)</td><td {CELL}>0.500</td><td {CELL}>0.250 to 0.750</td>" in shown.drawn[-1]
+    assert f"– puzzles (n = 0)</td><td {CELL}>-</td><td {CELL}>no verdicts</td>" in shown.drawn[-1]
+    found = {"rows": 4, "loss": interval, "perplexity": 1.649}
+    for more, wanted in (({}, ("perplexity", "1.649")), ({"accuracy": {"mean": 0.875}}, ("accuracy", "0.875"))):
+        shown.losses(found | more, found | more)
+        assert f">{wanted[0]}</th>" in shown.drawn[-1]
+        assert shown.drawn[-1].count(f">{wanted[1]}</td>") == 2
+
+
 def test_outside_a_notebook_lines_are_printed():
     assert not notebook.in_notebook()
     assert type(notebook.display()) is Display

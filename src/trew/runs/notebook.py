@@ -17,7 +17,7 @@ from typing import Any
 
 from ..errors import ConfigError, nearest
 from ..types import ScoredGroup
-from ..utils.console import Bar, Display, Silent, columns_of, duration
+from ..utils.console import Bar, Display, Silent, accuracy_cells, columns_of, duration
 from ..utils.metric_rows import is_evaluation
 from ..utils.secrets import redact
 from .report.read import RunData, load_run, names_of
@@ -194,25 +194,22 @@ class Notebook(Silent):
         rows = []
         for name, result in (("before training", before), ("after training", after)):
             if result:
-                a = result["accuracy"]
-                known = a["mean"] is not None
-                rows.append(
-                    (
-                        f"{name} (n = {result['n']})",
-                        f"{a['mean']:.3f}" if known else "-",
-                        f"{a['low']:.3f} to {a['high']:.3f}" if known else "no verdicts",
-                    )
-                )
+                own = {name: result} | {f"– {one}": of for one, of in result.get("sets", {}).items()}
+                rows += [(f"{what} (n = {of['n']})", *accuracy_cells(of["accuracy"])) for what, of in own.items()]
         self._table = _html_table(("held-out prompts", "accuracy", "95 % interval"), rows)
         self.show()
 
     def losses(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
         rows = []
+        paired = before.get("accuracy") is not None  # of preference pairs
         for name, result in (("before training", before), ("after training", after)):
             loss = result["loss"]
             ends = "-" if loss["low"] is None else f"{loss['low']:.3f} to {loss['high']:.3f}"
-            rows.append((f"{name} (n = {result['rows']})", f"{loss['mean']:.3f}", ends))
-        self._table = _html_table(("held-out rows", "loss", "95 % interval"), rows)
+            last = f"{result['accuracy']['mean']:.3f}" if paired else f"{result['perplexity']:.4g}"
+            rows.append((f"{name} (n = {result['rows']})", f"{loss['mean']:.3f}", ends, last))
+        self._table = _html_table(
+            ("held-out rows", "loss", "95 % interval", "accuracy" if paired else "perplexity"), rows
+        )
         self.show()
 
     def files(self, files: Mapping[str, str]) -> None:
