@@ -153,6 +153,13 @@ def test_ticks_are_few_sorted_inside_and_told_apart(low, size, most):
     assert len(set(labels(found))) == len(found)
 
 
+@pytest.mark.parametrize(("low", "high"), [(1, 8), (0.7, 8.4), (4, 6), (9, 31)])
+def test_an_axis_of_steps_with_room_for_two_labels_has_the_first_and_the_last(low, high):
+    found = ticks(low, high, most=2, whole=True)
+    assert len(found) >= 2
+    assert all(tick == int(tick) for tick in found)
+
+
 def test_a_fixed_horizontal_axis_and_lines_of_their_own_dash_and_thickness():
     svg = line_chart([Series("a", [0.5, 1.5], [0, 1], dash="5 3", thickness=3.5)], x_range=(0.0, 2.0), y_range=(0, 1))
     (points,) = paths(svg)

@@ -255,8 +255,8 @@ def ticks(low: float, high: float, *, most: int, whole: bool = False) -> tuple[f
         step = max(1.0, step)
     # With some tolerance: 0.3 / 0.1 is a little less than 3.
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    if whole and first == last:  # a single step, whose axis ends between two
-        return (float(first * step),)
+    if whole and first >= last and math.ceil(low) <= math.floor(high):  # the first and the last, which may be one
+        return tuple(dict.fromkeys((float(math.ceil(low)), float(math.floor(high)))))
     if not 0 < last - first <= 2 * most:  # the range is narrower than the precision of its numbers
         return low, high
     # Without the last bits of i * step; + 0.0 makes -0.0 a 0.
