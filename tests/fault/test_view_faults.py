@@ -252,7 +252,10 @@ def test_an_unchanged_run_keeps_its_revision(tmp_path):
     make_run(tmp_path / "x")
     page = client(tmp_path)
     assert get(page, "runs") == get(page, "runs")
-    assert client(tmp_path / "x").get("/api/runs").json() == get(page, "runs")
+    # Of a server that was started again everything is the same but how often its rows were read from the beginning,
+    # which a page that stayed open has to ask for anew.
+    [(here, there)] = zip(get(page, "runs")["runs"], get(client(tmp_path / "x"), "runs")["runs"], strict=True)
+    assert {key for key in here | there if here.get(key) != there.get(key)} <= {"read", "revision"}
 
 
 @pytest.mark.parametrize(("make", "message"), [(False, "no such folder"), (True, "no run is there")])
