@@ -187,18 +187,25 @@ def _refuse_output(out: str, *, overwrite: bool) -> None:
         raise ConfigError(f"--out: {out} cannot be written: {folder} is no folder that may be written in; name another")
 
 
+def _without_tokens(rows: Sequence[Row], groups: Sequence[Group]) -> str:
+    """The place of the first row with a completion whose tokens are not known; empty if there is none."""
+    return next(
+        (
+            row.place
+            for row, group in zip(rows, groups, strict=True)
+            if "token_ids" not in row.values or any(c.text and not len(c.token_ids) for c in group.rollouts)
+        ),
+        "",
+    )
+
+
 def _refuse_data(data: str, rows: Sequence[Row], groups: Sequence[Group], rewards: RewardSet) -> None:
     """Raises ConfigError if the rows lack something that the rewards read."""
     from ..errors import ConfigError
 
     if not rows:
         raise ConfigError(f"--data: {data} has no rows, so there is nothing to score; name a file with completions")
-    unknown = (
-        row.place
-        for row, group in zip(rows, groups, strict=True)
-        if "token_ids" not in row.values or any(c.text and not len(c.token_ids) for c in group.rollouts)
-    )
-    if (needs := _needs_tokens(rewards)) and (place := next(unknown, "")):
+    if (needs := _needs_tokens(rewards)) and (place := _without_tokens(rows, groups)):
         raise ConfigError(
             f"{data}: reward {needs!r} reads tokens, but not every row has a column token_ids with those of its "
             f"completion, or one list for each of its completions: {place}"

@@ -158,7 +158,9 @@ def exits(scored: Sequence[ScoredGroup]) -> Metrics:
     """The share of programs (last ```` ```python ```` block, as the graders find it) that end themselves, as by
     ``os._exit``."""
     answers = [after_thinking(c.text) for g in scored for c in g.group.rollouts]
-    programs = [program for text in answers if text and (program := code_block.extract(text)) is not None]
+    programs = [
+        program for text in answers if text and "```" in text and (program := code_block.extract(text)) is not None
+    ]
     return {"exits": (float(sum(bool(_EXIT.search(p)) for p in programs)), float(len(programs)))}
 
 

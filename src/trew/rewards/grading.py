@@ -60,17 +60,20 @@ def failure(reward: Reward, groups: Sequence[Group], rows: Sequence[Sequence[Ver
     a reward.
     """
     judged = [
-        (Sample(group.prompt, rollout.text, ()), verdict)
+        (group.prompt, rollout, verdict)
         for group, row in zip(groups, rows, strict=True)
         for rollout, verdict in zip(group.rollouts, row, strict=True)
         if verdict.status not in ("not_applicable", "other_set")
     ]
-    failed = [(sample, v) for sample, v in judged if v.status in FAILED and v.status != "environment_error"]
+    failed = [each for each in judged if each[2].status in FAILED and each[2].status != "environment_error"]
     if not failed:
         return ""
-    sample, first = failed[0]
+    prompt, rollout, first = failed[0]
     counted = f"{len(failed)} of {len(judged)} completions have no value for it"
-    return f"reward {reward.name!r}: {first.status}: {first.detail or 'no reason is known'}; for {sample}. {counted}"
+    return (
+        f"reward {reward.name!r}: {first.status}: {first.detail or 'no reason is known'}; for "
+        f"{Sample(prompt, rollout.text, ())}. {counted}"
+    )
 
 
 def _own(names: Sequence[str], rollout: Rollout) -> dict[str, Any]:

@@ -234,13 +234,18 @@ def _objective(config: Config, lost: list[str]) -> tuple[dict[str, str], dict[st
         lost.append(
             f"groups without signal stay: verl's old trainer, which its estimator {estimator} needs, has no filter"
         )
-    decided = config.eval.correct_reward or len(_parts(config)) > 1
-    if decided and isinstance(objective.advantage, PassAtK | CorrectOnly):
-        lost.append("which answers are correct: verl hands an estimator the sum of all rewards, and above 0 is correct")
-    if decided and isinstance(objective.weight, Tapered):
-        lost.append("which answers are correct: a loss of verl's sees no rewards, and an advantage above 0 is correct")
+    if config.eval.correct_reward or len(_parts(config)) > 1:
+        lost += _otherwise_correct(objective)
     keys |= _elsewhere(config, elsewhere, lost)
     return keys, {"TREW_VERL": json.dumps({called: {"preset": name, **args}})} if args else {}
+
+
+def _otherwise_correct(objective: Objective) -> Iterator[str]:
+    """Yields what an objective takes for correct in verl, where it reads which answers are."""
+    if isinstance(objective.advantage, PassAtK | CorrectOnly):
+        yield "which answers are correct: verl hands an estimator the sum of all rewards, and above 0 is correct"
+    if isinstance(objective.weight, Tapered):
+        yield "which answers are correct: a loss of verl's sees no rewards, and an advantage above 0 is correct"
 
 
 def _gdpo(config: Config, own: dict[str, Any], lost: list[str]) -> dict[str, str]:

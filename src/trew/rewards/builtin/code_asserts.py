@@ -166,15 +166,20 @@ def _about_an_argument(nodes: Sequence[ast.AST], names: set[str]) -> str:
     """Names an assert that compares a list, set or table that the function was given with a literal; empty if there is
     none. The function has a copy, so that it holds for every program or for none."""
     calls = [node for node in nodes if isinstance(node, ast.Call) and _is_call(node, names)]
-    given = {argument.id for call in calls for argument in _given(call) if isinstance(argument, ast.Name)}
-    bound = [(node.value, node.targets) for node in nodes if isinstance(node, ast.Assign)]
-    made = {name for value, targets in bound if isinstance(value, _MUTABLE) for name in _names(targets)}
-    changed = {name for value, targets in bound if not isinstance(value, _MUTABLE) for name in _names(targets)}
-    asserts = [node for node in nodes if isinstance(node, ast.Assert)]
-    found = next((node for node in asserts if _compared_with_literal(node.test) in (given & made) - changed), None)
+    given = {name for call in calls for name in _names(_given(call))} & _made_here(nodes)
+    asserts = (node for node in nodes if isinstance(node, ast.Assert) and _compared_with_literal(node.test) in given)
+    found = next(asserts, None)
     if found is None:
         return ""
     return f"{ast.unparse(found):.80}: looks for a change in its arguments, which are copies in the sandbox"
+
+
+def _made_here(nodes: Sequence[ast.AST]) -> set[str]:
+    """The variables to which the asserts assign lists, sets or tables that they write out, and nothing else."""
+    bound = [
+        (isinstance(n.value, _MUTABLE), name) for n in nodes if isinstance(n, ast.Assign) for name in _names(n.targets)
+    ]
+    return {name for made, name in bound if made} - {name for made, name in bound if not made}
 
 
 def _names(nodes: Sequence[ast.AST]) -> list[str]:
