@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from browser_help import serving
+from browser_help import serving, until
 from browser_runs import hostile, many, sums
-from playwright.sync_api import Page, expect
+from playwright.sync_api import expect
 
 from rollouts_help import rollout
 from trew.runs import RunFolder
@@ -179,7 +179,7 @@ def test_places_on_an_axis_are_told_apart(visit) -> None:
     }""")
     page.evaluate("location.hash = '#curves?run=flat&metric=ratio'")
     page.get_by_role("img", name=re.compile("^ratio over step")).wait_for()
-    page.wait_for_function("[...window.drawn].filter(text => /^1\\.0000/.test(text)).length >= 2")
+    until(page, "() => [...window.drawn].filter(text => /^1\\.0000/.test(text)).length >= 2")
 
 
 def test_a_metric_with_spaces_in_its_name_can_be_pinned(visit) -> None:
@@ -208,15 +208,6 @@ def test_a_number_of_prompts_that_is_not_known_is_not_null(visit) -> None:
     expect(page.locator(".ba-words")).not_to_contain_text("null")
 
 
-def moved(page: Page, holds: str) -> None:
-    """Waits until something is true of the first list of cards."""
-    for _ in range(100):
-        if page.locator(".cards").first.evaluate(holds):
-            return
-        page.wait_for_timeout(100)
-    raise AssertionError(holds)
-
-
 def test_completions_side_by_side_are_scrolled_by_the_arrow_keys(visit) -> None:
     page = visit.open("#rollouts?run=many")
     expect(page.locator(".histogram")).to_contain_text("Step 2")
@@ -224,10 +215,9 @@ def test_completions_side_by_side_are_scrolled_by_the_arrow_keys(visit) -> None:
     cards = page.locator(".cards").first
     cards.focus()
     page.keyboard.press("ArrowRight")
-    # Asked for from here: the page's policy lets no script wait inside of it.
-    moved(page, "cards => cards.scrollLeft > 30")
+    until(page, "() => document.querySelector('.cards').scrollLeft > 30")
     page.keyboard.press("ArrowLeft")
-    moved(page, "cards => cards.scrollLeft < 10")  # it comes to rest beside an edge
+    until(page, "() => document.querySelector('.cards').scrollLeft < 10")  # it comes to rest beside an edge
     expect(page.locator(".histogram")).to_contain_text("Step 2")
 
 

@@ -96,15 +96,18 @@ function usePages<T>(
 ): Pages<T> {
   const nothing = { first, rows: new Map<number, T>(), total: undefined, error: undefined };
   const [pages, setPages] = useState<Pages<T>>({ ...nothing, answers: 0 });
-  const asked = useRef({ first: "", revision: "", pages: new Set<number>(), waiting: 0 });
+  // refused: the server has answered that it cannot; it is asked again for a newer revision alone.
+  const asked = useRef({ first: "", revision: "", pages: new Set<number>(), waiting: 0, refused: false });
   const current = useRef({ url, read, onTotal });
   current.current = { url, read, onTotal };
 
   useEffect(() => {
     // A newer revision waits for the answers of the one before: a slow server would never be heard to the end.
     const old = asked.current.revision !== revision && asked.current.waiting === 0;
-    if (asked.current.first !== first || old) asked.current = { first, revision, pages: new Set(), waiting: 0 };
+    if (asked.current.first !== first || old)
+      asked.current = { first, revision, pages: new Set(), waiting: 0, refused: false };
     const mine = asked.current;
+    if (mine.refused) return;
     const last = pages.first === first && pages.total !== undefined ? Math.max(0, pages.total - 1) : undefined;
     const wanted =
       last === undefined ? [0] : range(Math.floor(view.from / PAGE), Math.floor(Math.min(view.to, last) / PAGE));
@@ -116,6 +119,7 @@ function usePages<T>(
         .then((body) => {
           if (asked.current !== mine) return;
           mine.waiting -= 1;
+          if (mine.refused) return;
           const { total, rows } = current.current.read(body);
           current.current.onTotal(total);
           setPages((old) => {
@@ -131,7 +135,8 @@ function usePages<T>(
           current.current.onTotal(undefined); // what was counted is of the question before
           const message = error instanceof Error ? error.message : String(error);
           setPages((old) => ({ first, rows: new Map(), total: undefined, error: message, answers: old.answers }));
-          if (!(error instanceof NoAnswer)) return;
+          mine.refused = !(error instanceof NoAnswer);
+          if (mine.refused) return;
           setTimeout(() => setPages((old) => ({ ...old, answers: old.answers + 1 })), AGAIN_MS);
         });
     }
