@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
-from browser_help import serving, until
+from browser_help import Visit, serving, until
 from browser_runs import hostile, many, sums
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 from rollouts_help import rollout
 from trew.runs import RunFolder
@@ -341,3 +342,21 @@ def test_no_empty_picture_stands_for_the_rewards_of_evaluations(visit) -> None:
     page = visit.open("#rollouts?run=apart&eval=1")
     expect(page.locator(".histogram")).to_contain_text("mean reward")
     expect(page.locator(".heatmap")).to_have_count(0)
+
+
+def test_a_list_whose_later_page_is_refused_asks_no_more(chromium: Any, address: str) -> None:
+    """It asked for the first page and the refused one in turns, without a pause."""
+    window = Visit(chromium, address, expected=("500",))
+    page = window.open("#search?run=one")
+    asked: list[str] = []
+
+    def refuse(route: Route) -> None:
+        asked.append(route.request.url)
+        route.fulfill(status=500, json={"error": "no"}) if "offset=50" in route.request.url else route.continue_()
+
+    page.route("**/rollouts?*", refuse)
+    page.evaluate("() => window.scrollTo(0, document.body.scrollHeight / 4)")
+    expect(page.locator(".failure")).to_be_visible()
+    page.wait_for_timeout(2000)
+    assert 1 <= len(asked) <= 5
+    window.close()
