@@ -163,6 +163,25 @@ def test_completions_until_a_share_of_the_gain_start_at_the_start(tmp_path):
     }  # fmt: skip
 
 
+def test_a_run_that_failed_early_has_not_reached_anything_early(tmp_path):
+    design = study(tmp_path)
+    cut = {"steps": (0, 4), "accuracy": (0.2, 0.21), "completions": (0, 40), "tokens": (0, 80)}
+    broken = {**cut, "error": "NaN", "failed": "numbers not finite"}
+    rows = [row("clip", seed, 0.6) for seed in (1, 2)] + [row("other", seed, 0.21, **broken) for seed in (1, 2)]
+    (regime,) = regimes(assemble(design, {}, dict.fromkeys(design.cells, 0.01), rows, History.read(tmp_path)))
+    assert regime.reached("other") == [100.0, 100.0]
+
+
+def test_the_completions_that_are_compared_are_not_those_of_a_run_that_failed_early(tmp_path):
+    design = study(tmp_path)
+    more = {"completions": (0, 80, 120, 160, 200)}
+    cut = {"steps": (0, 4), "accuracy": (0.2, 0.21), "completions": (0, 80), "tokens": (0, 80), "error": "NaN"}
+    rows = [row("clip", seed, 0.6) for seed in (1, 2, 3)]
+    rows += [row("other", seed, 0.6, **more) for seed in (1, 2)] + [row("other", 3, 0.21, **cut)]
+    found = assemble(design, {}, dict.fromkeys(design.cells, 0.01), rows, History.read(tmp_path))
+    assert any(line.startswith("**Compared at equal completions**, 100 of each run. ") for line in page(found))
+
+
 def test_gains_are_from_the_start_of_each_run(tmp_path):
     """Seed 2 begins where seed 1 is after its second evaluation: neither has gained anything there."""
     curves = {1: (0.25, 0.375, 0.5, 0.5, 0.5), 2: (0.375, 0.5, 0.625, 0.625, 0.625)}

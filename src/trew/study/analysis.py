@@ -99,14 +99,23 @@ class Regime:
         """Mean completions until a run has gained each share of the best algorithm's mean gain in its task.
 
         Gains are from the run's own start, as each seed may have problems of its own. A run that never gets there
-        counts with all of its completions (a restricted mean). Tasks in which no algorithm gained on average are left
+        counts with all completions of its task (a restricted mean), also if it failed before it had sampled them: an
+        early failure is no early success. Tasks in which no algorithm gained on average are left
         out: there is no share of that; nan if there is no other.
         """
-        rows = self.shared()[algorithm]
+        rows, budgets = self.shared()[algorithm], self.budgets()
         gains = {task: self._best_gain(task) for task in {row.task for row in rows}}
         rows = [row for row in rows if gains[row.task] > 0]
-        return [float(np.mean([_reach(row, row.accuracy[0] + share * gains[row.task]) for row in rows]))
-                if rows else math.nan for share in REACHED]  # fmt: skip
+        return [float(np.mean([_reach(row, row.accuracy[0] + share * gains[row.task], never=budgets[row.task])
+                               for row in rows])) if rows else math.nan for share in REACHED]  # fmt: skip
+
+    def budgets(self) -> dict[str, int]:
+        """The completions after which all algorithms are compared in each task: those of a run that did not end
+        early."""
+        found: dict[str, int] = {}
+        for row in (row for of in self.rows.values() for row in of):
+            found[row.task] = max(found.get(row.task, 0), row.completions[-1])
+        return found
 
     def _best_gain(self, task: str) -> float:
         # An algorithm without a run of the task has no mean there.
@@ -257,6 +266,6 @@ def _compared(rows: Mapping[str, Sequence[Row]], baseline: str, score: Callable[
     return compare(groups, baseline=baseline)
 
 
-def _reach(row: Row, accuracy: float) -> int:
-    at = next((i for i, value in enumerate(row.accuracy) if value >= accuracy), len(row.accuracy) - 1)
-    return row.completions[at]
+def _reach(row: Row, accuracy: float, *, never: int) -> int:
+    reached = zip(row.completions, row.accuracy, strict=True)
+    return next((completions for completions, value in reached if value >= accuracy), never)

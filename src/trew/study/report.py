@@ -159,8 +159,9 @@ def _budget(regime: Regime) -> Iterator[str]:
     """Which algorithms sampled more than is compared."""
     if not regime.whole:
         return
-    own = {name: regime.rows[name] for name in regime.whole}
-    most = sorted({row.completions[-1] for of in own.values() for row in of})
+    # Of the tasks, not of the runs: one that failed early has less than is compared.
+    budgets = regime.budgets()
+    most = sorted({budgets[row.task] for of in regime.whole.values() for row in of})
     told = ", ".join(
         f"`{name}` {np.mean([row.completions[-1] for row in of]):,.0f} (ends at "
         f"{np.mean([row.final for row in of]):.3f})"
