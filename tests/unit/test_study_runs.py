@@ -166,6 +166,16 @@ def test_a_damaged_run_is_no_figure(place):
         read_row(RUN, place)
 
 
+@pytest.mark.parametrize(("step", "accuracy"), [(0, "0.1"), (10, "0.6")])
+def test_a_run_with_an_evaluation_that_judged_nothing_is_no_figure(place, step, accuracy):
+    path = place.folder / "metrics.jsonl"
+    judged, null = (f'"step": {step}, "eval_accuracy": {value}' for value in (accuracy, "null"))
+    assert judged in path.read_text()
+    path.write_text(path.read_text().replace(judged, null))
+    with pytest.raises(DataError, match=f"nothing was judged in its evaluation after step {step},"):
+        read_row(RUN, place)
+
+
 @pytest.mark.parametrize(
     ("accuracy", "final", "why"),
     [((0.2, 0.8, 0.3), 0.3, "lost half of its best"), ((0.2, 0.1, 0.1), 0.1, "ended below its start"),

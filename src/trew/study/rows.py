@@ -91,10 +91,17 @@ class Row:
 def read_row(run: Run, place: Place) -> Row:
     """The figures of a run that has ended. Raises DataError if its folder does not have them."""
     data, result = load_run(place.folder), place.read_result()
-    evals = sorted((row["step"], row["eval_accuracy"]) for row in data.rows if row.get("eval_accuracy") is not None)
+    measured = {row["step"]: row["eval_accuracy"] for row in data.rows if "eval_accuracy" in row}
     # Notes name lines that could not be read: figures without them would be wrong, and look right.
-    if not evals or data.notes:
+    if not measured or data.notes:
         raise DataError(f"{place.folder}: {'; '.join(data.notes) or 'has no evaluation'}; remove it, and it runs again")
+    # Left out, an evaluation before or after it would stand for its weights.
+    if unjudged := [step for step, accuracy in measured.items() if accuracy is None]:
+        raise DataError(
+            f"{place.folder}: nothing was judged in its evaluation after step {unjudged[0]}, so that its accuracy "
+            "there is not known; see to its rewards (evals/ has the completions), and remove it, and it runs again"
+        )
+    evals = sorted(measured.items())
     trained = [row for row in data.rows if "eval_accuracy" not in row]
     steps, accuracy = zip(*evals, strict=True)
     completions, tokens = zip(*(_sampled(data, trained, until=step) for step in steps), strict=True)
