@@ -31,6 +31,7 @@ from trew.study.history import History
         ({"algorithms": {"clip": {"learner.lr": 0.1}}}, "algorithms.clip: sets learner.lr, which [tune] varies"),
         ({"tune": {"learner.lr": [0.1]}}, "tune: got"),
         ({"tune": {"learner.lr": [0.1, 0.1]}}, "two different numbers"),
+        ({"tune": {"learner.lr": None, "learner": {}}}, "tune: got {'learner': {}}, accepts one setting with two"),
         ({"warm": {"accuracy": 2.0}}, "warm.accuracy: got 2.0, accepts a share"),
         ({"warm": {"heds": 2}}, "warm.heds: unknown key"),
         ({"warm": {}, "set": {"model": "lm"}}, "set: sets model, which the study gives each run itself"),

@@ -304,7 +304,8 @@ def _tune_problems(table: Mapping[str, Any]) -> list[str]:
     tune = flatten(table.get("tune", {}))
     if not table.get("tune"):
         return []
-    ((_, values), *more) = tune.items()
+    # No setting at all: a table of settings that is empty, as [tune.learner].
+    values, *more = tune.values() or [None]
     numbers = isinstance(values, list) and all(type(v) in (int, float) and v > 0 for v in values)
     # Values that print alike would share a folder (Run.folder).
     if more or not numbers or len({f"{v:g}" for v in values}) < max(2, len(values)):
