@@ -249,6 +249,37 @@ def test_two_data_sets_are_compared_within_each(tmp_path):
     assert found["comparisons"][0]["difference"]["mean"] == pytest.approx((first + 0.05) / 2)
 
 
+COUNTDOWN = {"data": {"task": "countdown"}, "rewards": [{"name": "countdown", "model": "", "args": {}}]}
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [(GUESS, merged(GUESS, {"environment": {"name": "grid"}})), ({}, COUNTDOWN)]
+)
+def test_what_a_task_brings_separates_no_groups(tmp_path, first, second):
+    """Environments, and rewards: with other ones on the second task, its runs were groups of their own, without a
+    pair."""
+    of = {"a": (LOW, merged(SLOW, first)), "b": (HIGH, merged(FAST, first)),
+          "c": (LOW, merged(SLOW, second)), "d": (HIGH, merged(FAST, second))}  # fmt: skip
+    found = told(study(tmp_path, of), allow=("data",))
+    assert [len(group["runs"]) for group in found["groups"]] == [2 * len(LOW), 2 * len(HIGH)]
+    assert len(found["pairs"]) == 2 * len(LOW)
+    assert not any(" runs differ in " in note for note in found["notes"])
+
+
+def test_rewards_that_differ_within_a_task_separate_groups_on_several_tasks(tmp_path):
+    hard = {"data": {"args": {"largest": 99}}}
+    runs = {"a": (LOW, {}), "b": (HIGH, {"rewards": COUNTDOWN["rewards"]}), "c": (LOW, hard)}
+    found = told(study(tmp_path, runs), allow=("data", "eval"))
+    assert [len(group["runs"]) for group in found["groups"]] == [2 * len(LOW), len(HIGH)]
+
+
+def test_groups_without_a_seed_in_common_on_one_data_set_are_called_so(tmp_path):
+    hard = {"data": {"args": {"largest": 99}}}
+    runs = {"a": (LOW, SLOW), "b": (HIGH, FAST), "c": (HIGH, {**hard, "learner": {"lr": 0.5}})}
+    notes = told(study(tmp_path, runs), allow=("data",))["notes"]
+    assert any("fewer than two seeds in common with lr=0.001 on one data set, and" in note for note in notes), notes
+
+
 def test_metrics_other_than_the_end(tmp_path):
     folders = study(tmp_path, {"a": (LOW, SLOW), "b": (HIGH, FAST)})
 

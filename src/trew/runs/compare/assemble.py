@@ -11,7 +11,7 @@ from ...eval import paired_difference
 from ...eval.comparison import Comparison, GroupScores, compare
 from ...eval.seeds import least_pairs
 from .choices import Choices
-from .groups import RunGroup, differences, find, grouped
+from .groups import RunGroup, differences, find, grouped, of_data
 from .members import Member, load_member
 from .metrics import LastEvaluations, Metric, parse_metric
 from .presets import default_differences
@@ -75,8 +75,8 @@ def _one_seed(baseline: RunGroup, groups: Sequence[RunGroup], metric: Metric) ->
     """Why groups cannot be compared that share fewer than two seeds, and what can be said instead."""
     seeds = "; ".join(f"{g.name}: {', '.join(str(seed) for _, seed in sorted(g.pairs))}" for g in groups)
     lines = [
-        f"compare: no group shares two seeds with the baseline ({seeds}), and with one seed a difference between "
-        "settings cannot be told from the difference between seeds"
+        f"compare: no group shares two seeds with the baseline{_on_data(groups)} ({seeds}), and with one seed a "
+        "difference between settings cannot be told from the difference between seeds"
     ]
     for group in groups:
         shared = sorted(set(group.pairs) & set(baseline.pairs))
@@ -89,6 +89,11 @@ def _one_seed(baseline: RunGroup, groups: Sequence[RunGroup], metric: Metric) ->
         "any difference; --allow one-seed prints the scores without intervals"
     )
     return "\n".join(lines)
+
+
+def _on_data(groups: Sequence[RunGroup]) -> str:
+    """Said where seeds alone are no pairs: runs of one seed on other data are none."""
+    return " on one data set" if len({task for group in groups for task in group.tasks}) > 1 else ""
 
 
 def _about_two_models(one: Member, other: Member) -> str:
@@ -122,10 +127,11 @@ def _within(groups: Sequence[RunGroup]) -> list[str]:
     """Settings that differ between the runs of one group: those that do not change what is learned, or that ``--by``
     left out."""
     keys: dict[str, list[str]] = {}
+    own = of_data([m for group in groups for m in group.members])
     for group in groups:
         several = len(set(group.tasks)) > 1
         for key in differences({m.name: m.settings for m in group.members}):
-            if not (several and key.startswith("data.")):
+            if not (several and key in own):
                 keys.setdefault(key, []).append(group.name)
     free = sorted(k for k in keys if is_free(k))
     found = [f"within groups, runs differ in {', '.join(free)}, which does not change what is learned"] if free else []
@@ -167,8 +173,8 @@ def _unpaired(comparison: Comparison, groups: Sequence[RunGroup]) -> list[str]:
     if comparison.unpaired:
         names = ", ".join(comparison.unpaired)
         found.append(
-            f"not compared: {names}: fewer than two seeds in common with {comparison.baseline}, and with one seed a "
-            "difference between settings cannot be told from the difference between seeds"
+            f"not compared: {names}: fewer than two seeds in common with {comparison.baseline}{_on_data(groups)}, and "
+            "with one seed a difference between settings cannot be told from the difference between seeds"
         )
     if comparison.unused:
         runs = [f"{name} seed {seed}" for name, (_, seed) in comparison.unused]

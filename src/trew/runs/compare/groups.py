@@ -38,7 +38,7 @@ def grouped(
     """The groups in the order of their first runs, and the settings in which they differ.
 
     A group is made by the settings in ``by``, or else by all that change what is learned. With ``several_tasks`` the
-    settings of the data do not separate groups.
+    settings that belong to the data (``of_data``) do not separate groups.
     """
     # Settings that separate groups; is_free leaves out those that change nothing that is learned.
     keys = _separating(members, by, several_tasks=several_tasks)
@@ -62,7 +62,20 @@ def grouped(
 def _separating(members: Sequence[Member], by: Collection[str], *, several_tasks: bool) -> set[str]:
     """The settings that separate groups: those in ``by``, or else all that change what is learned."""
     keys = _checked(by, members) or {k for m in members for k in m.settings if not is_free(k)}
-    return {k for k in keys if not (several_tasks and k.startswith("data."))}
+    return keys - of_data(members) if several_tasks else keys
+
+
+def of_data(members: Sequence[Member]) -> set[str]:
+    """The settings that belong to the data: those that say what it is, and rewards that are the same in all runs on it,
+    as each task brings its own."""
+    names = task_names(members)
+    values: dict[str, dict[str, set[str]]] = {}
+    for key in {k for m in members for k in m.settings if k.startswith("rewards.")}:
+        for member in members:
+            of = values.setdefault(key, {}).setdefault(names[member.name], set())
+            of.add(_key(member.settings.get(key)))
+    rewards = {key for key, by_task in values.items() if all(len(of) == 1 for of in by_task.values())}
+    return rewards | {k for m in members for k in m.task()}
 
 
 def _settings(member: Member, keys: Collection[str]) -> dict[str, Any]:
