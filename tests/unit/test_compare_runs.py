@@ -13,6 +13,7 @@ from trew.errors import ConfigError, DataError
 from trew.runs import RunFolder
 from trew.runs.compare import Choices, compare_runs, describe, to_json
 from trew.runs.compare.members import load_member
+from trew.runs.compare.page import _curves
 
 LOW, HIGH = [4, 6, 5, 7, 3, 5, 6], [9, 12, 11, 13, 8, 10, 13]
 """Right answers of 20, by seed: the second is 5 to 7 above the first at every seed."""
@@ -247,6 +248,16 @@ def test_two_data_sets_are_compared_within_each(tmp_path):
     assert [len(g["runs"]) for g in found["groups"]] == [10, 10]
     first = sum(b - a for a, b in zip(LOW, HIGH, strict=True)) / 7 / 20
     assert found["comparisons"][0]["difference"]["mean"] == pytest.approx((first + 0.05) / 2)
+
+
+def test_curves_over_two_data_sets_count_each_the_same_and_leave_their_distance_out_of_the_band(tmp_path):
+    """As the tables do. Three runs end at 0.2 and two at 0.8: a mean over runs would be 0.44, with a band of +- 0.4."""
+    hard = {"data": {"args": {"largest": 99}}}
+    folders = study(tmp_path, {"a": ([16, 16], {}), "b": ([4, 4, 4], hard)})
+    (group,) = compare_runs(folders, Choices(allow=("data",))).groups
+    *faint, mean = _curves(group, "eval_accuracy", 0, (0.0, 1.0))
+    assert len(faint) == 5
+    assert (mean.y[-1], mean.low[-1], mean.high[-1]) == (pytest.approx(0.5),) * 3
 
 
 COUNTDOWN = {"data": {"task": "countdown"}, "rewards": [{"name": "countdown", "model": "", "args": {}}]}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...errors import output_file
-from ...eval import mean_interval
+from ...eval.seeds import mean_over_seeds
 from ...utils.secrets import redact, secrets
 from ..files import write_atomic
 from ..report import Series, line_chart, page
@@ -99,14 +99,20 @@ def _chart(
 
 
 def _curves(group: RunGroup, column: str, colour: int, limits: tuple[float, float] | None) -> list[Series]:
-    runs = [values for m in group.members if (values := values_by_step(m, column))]
+    runs = [
+        (task, values)
+        for task, m in zip(group.tasks, group.members, strict=True)
+        if (values := values_by_step(m, column))
+    ]
     if not runs:
         return []
     # Single runs behind their mean.
-    faint = [Series("", sorted(v), [v[s] for s in sorted(v)], style="faint", colour=colour) for v in runs]
+    faint = [Series("", sorted(v), [v[s] for s in sorted(v)], style="faint", colour=colour) for _, v in runs]
     # A mean over other runs at every step would jump where a run ends or has a gap.
-    steps = sorted(set.intersection(*(set(v) for v in runs)))
-    means = [mean_interval([v[s] for v in runs]) for s in steps]
+    steps = sorted(set.intersection(*(set(v) for _, v in runs)))
+    # As in the tables, each task counts the same, and how much tasks differ is no uncertainty.
+    tasks = [[v for of, v in runs if of == task] for task in dict.fromkeys(task for task, _ in runs)]
+    means = [mean_over_seeds([[v[s] for v in of] for of in tasks]) for s in steps]
     # An interval of a share may leave 0 to 1; its band must not.
     least, most = limits or (float("-inf"), float("inf"))
     band = Series(
