@@ -14,7 +14,7 @@ import trew
 from rollouts_help import answers
 from trew.config import LearnerConfig, parse
 from trew.errors import ConfigError, DataError
-from trew.runs import notebook
+from trew.runs import RunFolder, notebook
 from trew.training import start
 from trew.types import Prompt, Score, ScoredGroup
 from trew.utils.console import Display, Silent
@@ -78,7 +78,19 @@ def test_a_training_on_demonstrations_shows_its_loss(tmp_path, shown):
     assert f"after training (n = 1)</td><td {CELL}>{loss:.3f}</td><td {CELL}>-" in block
     assert ">gradient<" in block
     assert 'alt="loss over the steps"' in block
-    assert "held out, 95 %" in trew.curves(tmp_path / "run", metrics="loss").svg
+    # Of one row, without an interval.
+    assert ">held out<" in trew.curves(tmp_path / "run", metrics="loss").svg
+
+
+def test_a_held_out_loss_has_an_interval_where_its_rows_have_one(tmp_path):
+    """That of a reward model has none."""
+    for name, ends in (("sft", {"eval_loss_low": 0.5, "eval_loss_high": 0.7}), ("reward", {"eval_accuracy": 0.9})):
+        with RunFolder.open(tmp_path / name) as run:
+            for step in (1, 2):
+                run.log({"step": step, "loss": 1 / step})
+            run.log({"step": 2, "eval_loss": 0.6, **ends})
+    assert ">held out, 95 %<" in trew.curves(tmp_path / "sft", metrics="loss").svg
+    assert ">held out<" in trew.curves(tmp_path / "reward", metrics="loss").svg
 
 
 def test_what_a_listener_raises_ends_the_run_and_it_can_be_resumed(tmp_path):

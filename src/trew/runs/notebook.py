@@ -100,14 +100,14 @@ def _series(
     evals = [row for row in rows if row.get(names[0]) is not None] if metric in _HELD_OUT else []
     # An evaluation without an interval is a point without a bar.
     held_out = [[row[names[0]] if row.get(name) is None else row[name] for row in evals] for name in names]
+    # Neither one row nor the loss of a reward model has any.
+    known = any(row.get(name) is not None for row in evals for name in names[1:])
+    label = f"{named}held out{', 95 %' * known}" if evals else ""
     return (
         Series("", x, y, style="faint", colour=colour),
         Series(f"{named}{metric}", x, running_mean(y, window=window), colour=colour),
-        Series(
-            f"{named}held out, 95 %" if evals else "", [row["step"] for row in evals], *held_out, style="points",
-            colour=colour,
-        ),
-    )  # fmt: skip
+        Series(label, [row["step"] for row in evals], *held_out, style="points", colour=colour),
+    )
 
 
 def display() -> Display:
