@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tiers
-from trew.eval.comparison import GroupScores, compare
+from trew.eval.comparison import GroupScores, compare, verdict_of
 from trew.eval.seeds import (
     detectable_difference,
     iqm_over_seeds,
@@ -14,6 +14,7 @@ from trew.eval.seeds import (
     probability_of_improvement,
     simultaneous_intervals,
 )
+from trew.eval.statistics import sign_flip
 
 
 def normal(rng, shape):
@@ -101,6 +102,20 @@ def test_a_difference_of_the_size_that_would_be_found_is_found_in_80_of_100_stud
     assert 65 <= sum(v[0] == "better" for v in verdicts) <= 93
     assert 65 <= sum(v[1] == "worse" for v in verdicts) <= 93
     assert not any(v[0] == "worse" or v[1] == "better" for v in verdicts)
+
+
+@pytest.mark.parametrize(("seeds", "comparisons"), [(6, 1), (8, 5)])
+def test_what_the_fewest_pairs_would_find_is_found_in_80_of_100_studies_too(seeds, comparisons):
+    """All of them must have one sign for the p-value: by the t-test alone, 62 of 100."""
+    rng = np.random.default_rng(2)
+    size = detectable_difference(1.0, seeds, comparisons=comparisons)
+    level = 1 - 0.05 / comparisons
+    found = 0
+    for _ in range(300):
+        row = size + rng.normal(size=seeds)
+        (interval,) = simultaneous_intervals([row], level=level)
+        found += verdict_of(interval, sign_flip(row), changed=True, level=level) == "better"
+    assert 219 <= found <= 261  # 240 ± 7
 
 
 studies = st.integers(0, 10_000).map(
