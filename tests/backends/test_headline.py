@@ -23,7 +23,7 @@ checkpoint.every = 0
         (
             {"CC": "no-such-compiler"},
             [],
-            "because there is no C compiler (gcc or clang); install gcc or clang (Debian, Ubuntu: apt install gcc)",
+            "because there is no C compiler 'no-such-compiler', which CC names; correct CC, or unset it, for",
         ),
         ({"TREW_NATIVE": "0"}, [], "because TREW_NATIVE=0 switches it off\n"),
         ({"CC": "no-such-compiler"}, ["--set", "kernels=plain"], ""),

@@ -354,7 +354,7 @@ def test_narrow_heads_and_scores_without_their_cap_are_refused():
     ("change", "expected"),
     [
         ({"TREW_NATIVE": "0"}, "TREW_NATIVE=0"),
-        ({"CC": "no-such-compiler"}, "no C compiler"),
+        ({"CC": "no-such-compiler"}, "no C compiler 'no-such-compiler', which CC names"),
         ({"CC": "false"}, "failed"),
     ],
     ids=["switched off", "no compiler", "it fails"],
@@ -364,6 +364,24 @@ def test_without_kernels_the_reason_is_said(change, expected, tmp_path, monkeypa
         monkeypatch.setenv(name, value)
     assert expected in build.library.__wrapped__()  # as in a new process: it is looked for once in each
     assert not list(tmp_path.rglob("*.so"))
+
+
+def test_the_kernels_are_built_where_folders_have_spaces_in_their_names(monkeypatch):
+    """Of a path with a space only what follows it was read, and loading that failed: no kernels, whatever compiler."""
+    library = "/home/me/my project/.venv/lib/python3.11/site-packages/torch/lib/libgomp.so.1"
+    lines = f"55d0-55d1 r--p 00000000 00:2b 17 {library}\n55d1-55d2 rw-p 00000000 00:00 0 [heap]\n55d3-55d4 r--p 0 0 0\n"
+    monkeypatch.setattr(build.Path, "read_text", lambda self: lines)
+    assert build._openmp() == library
+
+
+def test_a_compiler_may_be_named_with_arguments(tmp_path, monkeypatch):
+    """CC = "ccache gcc", as make takes it, was no compiler."""
+    compiler = next(name for name in ("gcc", "clang", "cc") if shutil.which(name))
+    monkeypatch.setenv("TREW_CACHE", str(tmp_path))
+    monkeypatch.setenv("CC", f"env {compiler} -DUNUSED='a b'")
+    assert not isinstance(build.library.__wrapped__(), str)
+    monkeypatch.setenv("CC", f"{compiler} '")
+    assert "which CC names" in build.library.__wrapped__()
 
 
 def test_the_schedule_asks_for_equal_prompts_side_by_side():

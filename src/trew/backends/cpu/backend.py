@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -47,7 +48,8 @@ class CpuBackend:
         # Who switched the library off needs no advice to install a compiler.
         if not isinstance(found, str) or build.switched_off():
             return found if isinstance(found, str) else ""
-        return f"{found}; install gcc or clang (Debian, Ubuntu: apt install gcc) for trew's own"
+        advice = "install gcc or clang (Debian, Ubuntu: apt install gcc)"
+        return f"{found}; {'correct CC, or unset it,' if os.environ.get('CC') else advice} for trew's own"
 
     def start(self) -> None:
         arena.keep_freed_memory()

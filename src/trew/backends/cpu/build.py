@@ -7,6 +7,7 @@ import functools
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -33,9 +34,10 @@ def library() -> ctypes.CDLL | str:
     """Returns the library, or why there is none, in words that complete "because ..."."""
     if switched_off():
         return "TREW_NATIVE=0 switches it off"
-    compiler = next((found for name in _compilers() if (found := shutil.which(name))), None)
+    compiler = next((found for name in _compilers() if (found := _command(name))), None)
     if compiler is None:
-        return "there is no C compiler (gcc or clang)"
+        named = os.environ.get("CC")
+        return f"there is no C compiler {named!r}, which CC names" if named else "there is no C compiler (gcc or clang)"
     openmp = _openmp()
     try:
         path = _built(compiler, openmp=openmp is not None)
@@ -44,7 +46,7 @@ def library() -> ctypes.CDLL | str:
         return ctypes.CDLL(str(path))
     except subprocess.CalledProcessError as error:
         lines = (error.stderr or "").strip().splitlines()
-        return f"{compiler} failed: {lines[0] if lines else error}"
+        return f"{shlex.join(compiler)} failed: {lines[0] if lines else error}"
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"the library could not be built or loaded: {error}"
 
@@ -91,27 +93,40 @@ def _compilers() -> tuple[str, ...]:
     return (os.environ["CC"],) if os.environ.get("CC") else ("gcc", "clang", "cc")
 
 
+def _command(name: str) -> list[str]:
+    """The command of a compiler, whose first word is found; empty if it is not. CC may have arguments, and a launcher
+    in front, as make and Python's own builds accept it: ``ccache gcc``."""
+    try:
+        words = shlex.split(name)
+    except ValueError:  # a quotation mark that is not closed
+        return []
+    found = shutil.which(words[0]) if words else None
+    return [found, *words[1:]] if found else []
+
+
 def _openmp() -> str | None:
     """Returns the file of the OpenMP runtime that torch has loaded; None if there is none to share (macOS, Windows)."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:
         return None
-    files = {line.split()[-1] for line in lines if "/" in line}
+    # The path is the sixth column and all that follows: folders may have spaces in their names.
+    files = {columns[5] for line in lines if len(columns := line.split(maxsplit=5)) == 6}
     found = sorted(f for f in files if Path(f).name.startswith(("libgomp", "libiomp5", "libomp")))
     # With two runtimes loaded there is no telling which one torch uses.
     return found[0] if len(found) == 1 else None
 
 
-def _built(compiler: str, *, openmp: bool) -> Path:
+def _built(compiler: list[str], *, openmp: bool) -> Path:
     """Builds the library if needed; returns its file in the cache folder, named by a hash of all that it depends on:
     sources, compiler, flags, processor. So a stale library is never loaded."""
     here = Path(__file__).parent
     flags = [*FLAGS, *(["-fopenmp"] if openmp else [])]
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True, timeout=30).stdout
+    version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=True, timeout=30).stdout
     digest = hashlib.blake2b(digest_size=12)
     # The NUL keeps two different lists of parts from giving the same bytes.
-    for part in (*(here.joinpath(name).read_text() for name in SOURCES), version, " ".join(flags), _processor()):
+    options = " ".join([*compiler[1:], *flags])
+    for part in (*(here.joinpath(name).read_text() for name in SOURCES), version, options, _processor()):
         digest.update(part.encode() + b"\0")
     folder = cache_folder()
     path = folder / f"native-{digest.hexdigest()}.so"
@@ -122,9 +137,9 @@ def _built(compiler: str, *, openmp: bool) -> Path:
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         made, both = Path(scratch) / "kernels.o", Path(scratch) / "kernels.so"
         for command in (
-            [compiler, *flags, "-c", str(here / "kernels.c"), "-o", str(made)],
+            [*compiler, *flags, "-c", str(here / "kernels.c"), "-o", str(made)],
             # Linked without -fopenmp: its functions are those of the runtime that is loaded already.
-            [compiler, "-shared", str(made), "-o", str(both), "-lm"],
+            [*compiler, "-shared", str(made), "-o", str(both), "-lm"],
         ):
             subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
         both.replace(path)  # atomic: several processes may build at the same time
