@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import transformers
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
 from trew.models.loading import apply_cap
@@ -51,6 +51,17 @@ def tokenizer(*, chat: bool = True, eos: bool = True, pad: bool = False, bos: bo
     if chat:
         result.chat_template = CHATML
     return result
+
+
+def byte_fallback_tokenizer() -> PreTrainedTokenizerFast:
+    """A tokenizer of single characters that spells all others in bytes, as Llama 2's and Mistral's do: ids 3 to 258."""
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abcdefghijklmnopqrstuvwxyz"]
+    ids = {piece: i for i, piece in enumerate(pieces)}
+    inner = Tokenizer(models.BPE(ids, [], unk_token="<unk>", byte_fallback=True))
+    inner.normalizer = normalizers.Replace(" ", "▁")
+    inner.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    inner.add_special_tokens([AddedToken(name, special=True) for name in pieces[:3]])
+    return PreTrainedTokenizerFast(tokenizer_object=inner, clean_up_tokenization_spaces=False, eos_token="</s>")
 
 
 def wide(kind: str) -> dict[str, int]:

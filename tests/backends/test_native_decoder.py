@@ -369,7 +369,7 @@ def test_without_kernels_the_reason_is_said(change, expected, tmp_path, monkeypa
 def test_the_kernels_are_built_where_folders_have_spaces_in_their_names(monkeypatch):
     """Of a path with a space only what follows it was read, and loading that failed: no kernels, whatever compiler."""
     library = "/home/me/my project/.venv/lib/python3.11/site-packages/torch/lib/libgomp.so.1"
-    lines = f"55d0-55d1 r--p 00000000 00:2b 17 {library}\n55d1-55d2 rw-p 00000000 00:00 0 [heap]\n55d3-55d4 r--p 0 0 0\n"
+    lines = f"55d0-55d1 r--p 0 00:2b 17 {library}\n55d1-55d2 rw-p 0 00:00 0 [heap]\n55d3-55d4 r--p 0 00:00 0\n"
     monkeypatch.setattr(build.Path, "read_text", lambda self: lines)
     assert build._openmp() == library
 

@@ -19,6 +19,8 @@ from trew.rollout.endings import ModelFacts
 from trew.rollout.generate import generate
 from trew.rollout.requests import Earlier, Request
 from trew.rollout.torch_engine import TorchEngine
+from trew.rollout.torch_engine.plain import ForwardDecoder
+from trew.rollout.torch_engine.sampler import Draw
 from trew.types import Group, Prompt, Rollout, Sampling
 
 TEXTS = ("hi", "a longer prompt than the others, well beyond any window", "how are you?", "x")  # ragged on purpose
@@ -195,6 +197,29 @@ def test_a_stop_string_ends_the_completion_and_is_cut(where):
                 assert len(a) == len(b)
     assert any(c.finish_reason == "stop" for g in stopped for c in g.rollouts)
     assert any(c.finish_reason == "length" for g in stopped for c in g.rollouts)
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"), [("你好吗我很好\nabc", "stop"), ("吗好\nabc", "stop"), ("你好吗你好吗你好abc", "length")]
+)
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_stop_string_among_tokens_of_single_bytes_ends_the_completion_at_once(said, reason, broken, monkeypatch):
+    """Their decoder (Llama 2, Mistral) replaces all bytes from the middle of a character on, line breaks too: the
+    completion went on. Where they are broken further back, the text has no line break: it ended as if cut off."""
+    renderer = Renderer(tiny.byte_fallback_tokenizer(), stop=("\n",))
+    script = [3 + 0xE4] * broken + renderer.tokens(said)
+
+    def scripted(self, logits, *, keys, positions, sampling):
+        return Draw(torch.tensor(script)[positions], torch.zeros(3, len(logits)), torch.ones(len(logits)).bool())
+
+    monkeypatch.setattr(ForwardDecoder, "draw", scripted)
+    e = TorchEngine(tiny.model("llama", vocab_size=300), renderer)
+    sampling = Sampling(max_tokens=len(script))
+    [turn] = generate(e, [Prompt("a", text="abc")], n=1, sampling=sampling)[0].rollouts[0].turns
+    ends = next((n for n in range(len(script)) if "\n" in renderer.decode(script[: n + 1])), len(script) - 1)
+    assert turn.token_ids.tolist() == script[: ends + 1]
+    assert turn.finish_reason == ("length" if broken else reason)
+    assert "\n" not in turn.text
 
 
 def test_a_special_token_can_be_a_stop_string():

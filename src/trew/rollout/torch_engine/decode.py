@@ -251,13 +251,26 @@ class Schedule:
         """Returns the slots whose newest tokens complete a stop string."""
         places = self.place[first : self.decoder.rows].tolist()
         lengths = self.position[first : self.decoder.rows].tolist()
-        found = []
-        for slot, (place, length) in enumerate(zip(places, lengths, strict=True), start=first):
-            # Text, not token ids: a stop string may be tokenised in many ways, or start in the middle of a token.
-            text = self.text_of(self.tokens_out[place, max(0, length - self.tail) : length].tolist())
+        return [
+            slot
+            for slot, (place, length) in enumerate(zip(places, lengths, strict=True), start=first)
+            if self._has_stop_string(self.tokens_out[place, :length])
+        ]
+
+    def _has_stop_string(self, tokens: Tensor) -> bool:
+        # Text, not token ids: a stop string may be tokenised in many ways, or start in the middle of a token.
+        begin = max(0, len(tokens) - self.tail)
+        # A tail that begins within a character may show no character at all: tokenizers that fall back to bytes (Llama
+        # 2, Mistral) replace every byte of a row of them, a line break too. One of four places in a row begins one.
+        for start in range(begin, max(-1, begin - 4), -1):
+            text = self.text_of(tokens[start:].tolist())
             if any(string in text for string in self.stop_strings):
-                found.append(slot)
-        return found
+                # The text that is kept decides, in which bytes further back may be no character.
+                whole = text if not start else self.text_of(tokens.tolist())
+                return any(string in whole for string in self.stop_strings)
+            if "\ufffd" not in text:
+                break
+        return False
 
     def _require_finite(self, drawn: Draw, first: int) -> None:
         bad = (~drawn.finite).nonzero().flatten().tolist()
