@@ -6,8 +6,13 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+import tiny
 from trew.rollout.torch_engine import sampler
+from trew.rollout.torch_engine.plain import ForwardDecoder
 from trew.rollout.torch_engine.sampler import row_key, uniforms
 from trew.types import Sampling
 
@@ -136,3 +141,34 @@ def test_rows_that_are_not_finite_are_marked_and_others_are_not(vocabulary, chan
     assert out.tokens[[0, -1]].tolist() == alone.tokens.tolist()
     assert out.policy_logprobs[[0, -1]].tolist() == alone.policy_logprobs.tolist()
     assert alone.policy_logprobs.isfinite().all()
+
+
+class NoFloat64(TorchDispatchMode):
+    """As on Apple GPUs: "Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64"."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        for t in tree_leaves(found):
+            if isinstance(t, torch.Tensor) and (t.device.type, t.dtype) == ("mps", torch.float64):
+                raise TypeError("Cannot convert a MPS Tensor to float64 dtype")
+        return found
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+def test_apple_gpus_which_have_no_float64_draw_on_the_cpu(temperature, monkeypatch):
+    """The first draw ended a run there in a TypeError; device = 'auto' takes such a GPU."""
+    moved = torch.Tensor.to
+
+    def to(self, where, *more, **named):
+        # No such device is here: its tensors have shapes alone, and none can be moved to it.
+        there = where == torch.device("mps")
+        return self.new_empty(self.shape, device=where) if there else moved(self, where, *more, **named)
+
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    decoder = ForwardDecoder(tiny.model(), slots=1, max_tokens=1)
+    with FakeTensorMode(), NoFloat64():
+        logits, keys = torch.empty(3, 300, device="mps"), torch.empty(3, dtype=torch.int64, device="mps")
+        sampling = Sampling(max_tokens=1, temperature=temperature)
+        found = decoder.draw(logits, keys=keys, positions=keys, sampling=sampling)
+    assert {t.device.type for t in (found.tokens, found.floats, found.finite)} == {"mps"}
+    assert (found.tokens.shape, found.floats.shape) == ((3,), (3, 3))

@@ -19,6 +19,8 @@ from .prompts import OpenPrompts
 from .sampler import Draw, draw, uniforms
 
 PREFILL_TOKENS = 8192  # prompt tokens computed at once, including padding
+WITHOUT_FLOAT64 = frozenset({"mps"})
+"""Devices without float64, which draws compute in."""
 
 
 class ForwardDecoder(OpenPrompts[tuple[DynamicCache, Tensor]]):
@@ -129,7 +131,11 @@ class ForwardDecoder(OpenPrompts[tuple[DynamicCache, Tensor]]):
         return logits
 
     def draw(self, logits: Tensor, *, keys: Tensor, positions: Tensor, sampling: Sampling) -> Draw:
-        return draw(logits, uniform=uniforms(keys, positions), sampling=sampling)
+        if logits.device.type not in WITHOUT_FLOAT64:
+            return draw(logits, uniform=uniforms(keys, positions), sampling=sampling)
+        # On the CPU, which draws the same tokens.
+        found = draw(logits.cpu(), uniform=uniforms(keys.cpu(), positions.cpu()), sampling=sampling)
+        return Draw(*(values.to(logits.device) for values in (found.tokens, found.floats, found.finite)))
 
     def _waves(self, prompts: list[int]) -> list[list[int]]:
         """Splits prompts, longest first, into batches of bounded padded size; a held prompt is a separate batch."""
