@@ -148,6 +148,16 @@ def test_a_model_that_does_not_generate(folder, kind, architecture):
     assert f"{architecture}, not a causal language model" in problem
 
 
+@pytest.mark.parametrize(
+    ("kind", "architecture"),
+    [("bart", "BartForCausalLM"), ("whisper", "WhisperForCausalLM"), ("roberta", "RobertaForCausalLM")],
+)
+def test_a_model_that_numbers_positions_itself_is_refused(folder, kind, architecture):
+    """Its log-probs differed by tenths of a nat beside a longer sequence, or by 2 nats from those of the model."""
+    edit(folder / "config.json", model_type=kind, architectures=[architecture])
+    assert f"is of type {kind}, which numbers positions itself" in only(loading.check(str(folder)))
+
+
 def test_no_tokenizer(folder):
     (folder / "tokenizer.json").unlink()
     assert "has none of tokenizer.json" in only(loading.check(str(folder)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,19 @@ def test_the_engine_refuses_a_model_whose_layers_keep_a_state(kind):
     """It sampled each token as if none stood before it, or ended in an IndexError."""
     with pytest.raises(EngineError, match=r"cannot be sampled by the embedded engine.*cluster.rollout = 'vllm'"):
         TorchEngine(built(kind), Renderer(tiny.tokenizer()))
+
+
+@pytest.mark.parametrize(("kind", "settings"), [
+    ("bart", {"d_model": 32, "decoder_layers": 2, "decoder_ffn_dim": 48, "decoder_attention_heads": 4}),
+    ("roformer", {"is_decoder": True}), ("roberta", {"is_decoder": True, "pad_token_id": 1}),
+])  # fmt: skip
+def test_the_engine_refuses_a_model_that_numbers_positions_itself(kind, settings):
+    """Log-probs of a completion depended on the prompts beside it, or were those at other positions."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SIZES | settings)).eval()
+    with pytest.raises(EngineError, match=f"because models of type {kind} number positions themselves; use a model"):
+        TorchEngine(model, Renderer(tiny.tokenizer()))
 
 
 def test_a_plan_refuses_it_before_it_is_loaded(tmp_path):

@@ -1,4 +1,4 @@
-"""Whether the keys and values of earlier tokens are all that a model needs of them."""
+"""Whether the keys and values of earlier tokens, and its positions, are all that a model needs of them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from ..config import Config
 from . import loading
+from .positions import OWN_POSITIONS
 
 ATTENTION = frozenset({"full_attention", "sliding_attention", "chunked_attention", "attention"})
 """Kinds of layers that keep keys and values; others (recurrent, linear, convolutional ones) keep a state."""
@@ -14,7 +15,7 @@ ATTENTION = frozenset({"full_attention", "sliding_attention", "chunked_attention
 
 def undecodable(kind: type, config: Any) -> str | None:
     """Why a model of the class ``kind`` cannot be decoded from cached keys and values, in words that complete "because
-    ..."; None if it can. Each token would be computed as if none stood before it, or fail.
+    ..."; None if it can. Each token would be computed as if none stood before it, or at another position, or fail.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM, MambaConfig, MambaForCausalLM
     >>> undecodable(LlamaForCausalLM, LlamaConfig()), undecodable(MambaForCausalLM, MambaConfig())
@@ -22,6 +23,8 @@ def undecodable(kind: type, config: Any) -> str | None:
     """
     if "past_key_values" not in inspect.signature(kind.forward).parameters:  # type: ignore[attr-defined]
         return "its forward takes no past_key_values"
+    if config.model_type in (*OWN_POSITIONS, "roformer"):  # RoFormer only with a cache: it is trained
+        return f"models of type {config.model_type} number positions themselves"
     others = {*(getattr(config.get_text_config(), "layer_types", None) or ())} - ATTENTION
     return f"it has layers that keep a state ({', '.join(sorted(others))})" if others else None
 
@@ -30,7 +33,7 @@ def refusal(name: str, why: str) -> str:
     """The message that a model is refused with."""
     return (
         f"model: {name} cannot be sampled by the embedded engine, because {why}; use a model whose layers are all "
-        "attention, or have it sampled by vLLM (cluster.rollout = 'vllm')"
+        "attention and that takes position_ids, or have it sampled by vLLM (cluster.rollout = 'vllm')"
     )
 
 

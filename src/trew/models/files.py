@@ -14,6 +14,7 @@ from ..config.limits import MODEL_PARTS, MODEL_WIDTH
 from ..errors import ModelError, nearest
 from .default import DEFAULT_MODEL, fetch_default
 from .integrity import StoredTensor, tensors_of
+from .positions import OWN_POSITIONS
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 _TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
@@ -263,6 +264,11 @@ def causal_problems(config: dict[str, Any], name: str) -> list[str]:
     if not generative:
         what = ", ".join(map(str, architectures)) or kind
         return [f"model: {name} is {what}, not a causal language model; use a model of a ...ForCausalLM kind"]
+    if kind in OWN_POSITIONS:
+        return [
+            f"model: {name} is of type {kind}, which numbers positions itself: its log-probs would depend on what is "
+            "computed beside a sequence, or be those at other positions; use a decoder-only model"
+        ]
     return []
 
 

@@ -9,6 +9,14 @@ LONG_ROPE = ("longrope", "su")
 """Rotary tables of which there are two (Phi-3, Phi-4-mini): the one for sequences up to the length of pretraining, and
 another for longer ones."""
 
+OWN_POSITIONS = frozenset({
+    "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "cpmant", "marian", "mbart", "mvp", "pegasus",
+    "plbart", "prophetnet", "trocr", "whisper",
+    "camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod",
+})  # fmt: skip
+"""Kinds of models that number positions themselves: the first by the columns of a batch, so that what stands beside a
+sequence moves them; the others (RoBERTa's) not from 0 on, so that those they are given are others."""
+
 NAMES = ("max_position_embeddings", "n_positions", "max_seq_len")
 """What configurations call their context length; the second is of GPT-2, GPT-J, CodeGen and StarCoder, the third of MPT
 and DBRX."""
