@@ -158,6 +158,21 @@ def test_a_model_that_numbers_positions_itself_is_refused(folder, kind, architec
     assert f"is of type {kind}, which numbers positions itself" in only(loading.check(str(folder)))
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "accepts"),
+    [
+        ("model_type", ["llama"], "a text, such as 'llama'"),
+        ("model_type", {}, "a text"),
+        ("architectures", 5, "a list of texts, such as ['LlamaForCausalLM']"),
+        ("architectures", "LlamaForCausalLM", "a list of texts"),
+    ],
+)
+def test_an_architecture_that_is_no_name_is_refused(folder, key, value, accepts):
+    """It ended in a TypeError."""
+    edit(folder / "config.json", **{key: value})
+    assert f"config.json has {key} = {value!r}, accepts {accepts}" in only(loading.check(str(folder)))
+
+
 def test_no_tokenizer(folder):
     (folder / "tokenizer.json").unlink()
     assert "has none of tokenizer.json" in only(loading.check(str(folder)))

@@ -137,6 +137,8 @@ def model_problems(folder: Path, name: str, *, weights: bool, kind: Kind | None 
         return [f"model: {path} is not valid JSON ({error}); the download is not complete"]
     if not isinstance(config, dict):
         return [f"model: {path} is not a JSON object"]
+    if odd := _name_problems(config, name):
+        return odd
     # Of an unknown type nothing else can be said, so that its kind is not checked.
     found = _unknown_architecture(config, name) or (kind or causal_problems)(config, name)
     if config.get("quantization_config"):
@@ -147,6 +149,18 @@ def model_problems(folder: Path, name: str, *, weights: bool, kind: Kind | None 
     found += _size_problems(config, name)
     found += _table_problems("model", folder / "generation_config.json") + _end_problems(folder, config, name)
     return found + (_weight_problems(folder, name) if weights else [])
+
+
+def _name_problems(config: dict[str, Any], name: str) -> list[str]:
+    """Finds names of the architecture that are none: with them nothing else can be looked up."""
+    kind, classes = config.get("model_type"), config.get("architectures")
+    listed = classes is None or (isinstance(classes, list) and all(isinstance(each, str) for each in classes))
+    wrong = [] if kind is None or isinstance(kind, str) else [("model_type", kind, "a text, such as 'llama'")]
+    wrong += [] if listed else [("architectures", classes, "a list of texts, such as ['LlamaForCausalLM']")]
+    return [
+        f"model: {name}: config.json has {key} = {got!r}, accepts {what}: correct the file, or fetch it again"
+        for key, got, what in wrong
+    ]
 
 
 def _why_no_config(folder: Path, name: str) -> str:
