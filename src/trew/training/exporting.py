@@ -75,8 +75,8 @@ def finished(run: Path) -> int | None:
     if not isinstance(step, int):
         return None
     # A later checkpoint means that the run went on after final/ was written.
-    later = [p for p in (run / "checkpoints").glob("[0-9]*") if int(p.name.partition(".")[0]) > step]
-    return step if (run / "final" / "config.json").is_file() and not later else None
+    gone_on = checkpoint_files.newest_step(run / "checkpoints") > step
+    return step if (run / "final" / "config.json").is_file() and not gone_on else None
 
 
 def has_gone_on(run: Path) -> bool:
