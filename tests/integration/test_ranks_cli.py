@@ -19,6 +19,7 @@ import tiers
 from forks import Command, Server, wait_for
 from ranks_help import free_port, variables
 from recipe_help import run_folder
+from trew.distributed.launch import OUTCOME
 from trew.distributed.pulse import FOLDER, Watch
 
 REWARD = """
@@ -239,6 +240,23 @@ def goes_on(server: Server, folder: Path, pair: str, out: str) -> None:
     if tiers.tier() == "nightly":
         run(server, folder, 2, "--out", out, "--resume")
         same_run(folder, pair, out, exact=True)
+
+
+def test_ranks_that_died_before_their_run_began_do_what_they_were_asked_to(server, folder, tmp_path):
+    """Started again, they went on with the run that was to be overwritten, or that nobody had asked to resume."""
+
+    def again(place: str, *args: str) -> str:
+        (tmp_path / place).mkdir(exist_ok=True)
+        (tmp_path / place / OUTCOME).unlink(missing_ok=True)
+        shared = {FOLDER: str(tmp_path / place), "TORCHELASTIC_RESTART_COUNT": "1"}
+        return run(server, folder, 2, *few, *args, **shared)
+
+    few = ("--out", "early", "--set", "steps=1", "eval.size=1", "rollout.prompts=2")
+    server.run("train", "r.toml", *few, "learner.lr=1e-5", cwd=folder)
+    assert "early already holds a finished run" in again("refused")
+    assert "continuing" not in again("begun", "learner.lr=1e-3", "--overwrite")
+    assert "lr = 0.001" in (folder / "early" / "config.toml").read_text()
+    assert "early is already complete: 1 of 1 steps" in again("begun", "--overwrite")  # its rank died at the very end
 
 
 def test_a_driver_that_is_killed_leaves_no_rank_behind(server, folder, pair):

@@ -173,6 +173,17 @@ def test_a_board_is_beside_the_run_and_vanishes(tmp_path):
     assert not board.seen(seconds=0)
 
 
+def test_a_board_knows_whether_the_folder_of_the_run_is_open(tmp_path):
+    """Of the rank's own folder, which goes with the start; ranks that are started again then go on with the run."""
+    board, work = Board.make(tmp_path / "r"), tmp_path / "work"
+    work.mkdir()
+    ray_rank._note_opened(board, work)
+    assert not board.opened
+    (work / launch.OPENED).touch()
+    ray_rank._note_opened(board, work)
+    assert board.opened
+
+
 def test_a_board_knows_whether_ranks_run(tmp_path):
     board = Board.make(tmp_path / "r")
     assert board.waiting

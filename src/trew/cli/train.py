@@ -152,7 +152,8 @@ def _as_rank(place: Place, read: Read, *, resume: bool, overwrite: bool, allow_c
 
         follow(place)
         return 0
-    again = launch.restarted()  # after a rank died: resume from the newest checkpoint, whatever flags began the run
+    # After a rank of this run died: resume from the newest checkpoint, whatever flags began the run.
+    again = launch.restarted()
     try:
         with launch.leading(place) as orders:
             config, _, notes = read(resume=resume or again)

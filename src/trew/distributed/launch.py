@@ -24,6 +24,8 @@ from .ranks import Place, Ranks, here, telling_of_lost_ranks
 
 OUTCOME = "outcome.json"
 """The file in which rank 0 leaves the exit code of a run that ended by its own decision."""
+OPENED = "opened"
+"""The file that rank 0 leaves once it has opened the run's folder: what is in there is of this run from then on."""
 LAST_LINES = 20
 """Lines of a rank's log in the message about its death."""
 
@@ -303,9 +305,17 @@ def _leave(code: int) -> None:
         path.with_suffix(".tmp").rename(path)
 
 
+def note_opened() -> None:
+    """Notes that the run's folder is open: ranks that are started again go on with what is in it."""
+    if launched():
+        (Path(os.environ[FOLDER]) / OPENED).touch()
+
+
 def restarted() -> bool:
-    """Whether torchrun's agent started this rank again after one had died."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    """Whether ranks are started again after one had died, and have something to go on with: before the folder was
+    opened it may hold another run, which is to be overwritten, or refused."""
+    again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    return again and (not launched() or (Path(os.environ[FOLDER]) / OPENED).exists())
 
 
 def join(place: Place) -> Ranks:

@@ -77,7 +77,7 @@ class Board:
     def died(self, start: int, death: Death) -> None:
         """Notes how a rank died, unless another one of the same start died before: that one has the cause."""
         # "x": of several ranks of a start that report, the first one wins.
-        with contextlib.suppress(FileExistsError), open(self.folder / f"death-{start}.json", "x") as file:
+        with contextlib.suppress(FileExistsError), (self.folder / f"death-{start}.json").open("x") as file:
             json.dump(asdict(death), file)
 
     def death(self) -> Death | None:
@@ -88,6 +88,15 @@ class Board:
                 found["lines"] = tuple(found["lines"])
                 return Death(**found)
         return None
+
+    def open(self) -> None:
+        """Notes that rank 0 has opened the run's folder."""
+        self._write("opened", "")
+
+    @property
+    def opened(self) -> bool:
+        """Whether rank 0 of any start has opened the run's folder."""
+        return (self.folder / "opened").exists()
 
     # ---- the end
 

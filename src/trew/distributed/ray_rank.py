@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 from ..errors import ConfigError, RankError
 from ..rewards.isolation.program import GuardedProgram, how_it_ended
 from ..utils import ray_cluster
-from .launch import LAST_LINES, SAVE_S, outcome_of
+from .launch import LAST_LINES, OPENED, SAVE_S, outcome_of
 from .pulse import FOLDER, Watch
 from .ranks import Place, check_nodes
 from .ray_board import Board, Death
@@ -99,6 +99,8 @@ def _agree(place: Place, board: Board) -> tuple[int, list[int]]:
 def _run(order: Order, place: Place, board: Board, start: int, log: BinaryIO) -> None:
     work = Path(tempfile.mkdtemp(prefix="trew-rank-"))  # of this node: clocks of file servers may be others
     try:
+        if board.opened:  # by an earlier start
+            (work / OPENED).touch()
         status = _watched(order, place, board, start, log, work)
         code = outcome_of(work)
     finally:
@@ -131,8 +133,16 @@ def _watched(order: Order, place: Place, board: Board, start: int, log: BinaryIO
             if not asked and board.stopping:
                 asked = True
                 program.ask_to_end()
+            _note_opened(board, work)
             time.sleep(LOOK_S)
+    _note_opened(board, work)
     return status
+
+
+def _note_opened(board: Board, work: Path) -> None:
+    # At once, not at the end of the rank: this worker may be lost before that.
+    if (work / OPENED).exists() and not board.opened:
+        board.open()
 
 
 class _Ending:

@@ -135,6 +135,8 @@ def lead(
     ):
         # Warnings of libraries go through the display, which knows how to print beside a progress bar.
         warnings.showwarning = lambda message, *_, **__: display.warn(str(message))
+        if orders is not None:
+            launch.note_opened()
         # Before a model is loaded: settings that are refused cost nothing.
         if folder.resumed:
             given = dumps(plan.config)
