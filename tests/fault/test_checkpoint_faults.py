@@ -389,3 +389,16 @@ def test_a_part_waits_for_its_folder_and_gives_up_where_there_is_none(tmp_path, 
     monkeypatch.setattr(checkpoint_files, "PART_S", 0.1)
     checkpoint_files.save_part(tmp_path / "never", tensors(1.0), part=2, parts=2)
     assert names(tmp_path) == []
+
+
+def test_a_part_for_which_there_is_no_room_leaves_its_error(tmp_path, monkeypatch):
+    """The disk was too full for that as well, and rank 0 waited five minutes for the part."""
+
+    def write(folder: Path, tensors: object, *, part: int, parts: int) -> None:
+        disk.fill(folder, leave=0).rename(folder / f"model.part-{part}-of-{parts}.writing")
+        (folder / "last").write_bytes(b"x" * 4096)
+
+    monkeypatch.setattr(checkpoint_files.tensor_files, "write", write)
+    with disk.tmpfs(kilobytes=256) as root:
+        checkpoint_files.save_part(root, {}, part=2, parts=2)
+        assert "No space left on device" in (root / "part-2.error").read_text()

@@ -267,6 +267,20 @@ def test_a_driver_that_is_killed_leaves_no_rank_behind(server, folder, pair):
     goes_on(server, folder, pair, "driver")
 
 
+def test_a_checkpoint_that_cannot_be_written_ends_all_ranks_at_once(server, folder):
+    """The others waited five minutes for the folder that was to hold their parts."""
+    ranks = start(server, folder, 2, "--out", "unsaved", hold={0: "trew.training.loop:update:2"})
+    ranks[0].held()
+    (folder / "unsaved" / "checkpoints").rmdir()
+    (folder / "unsaved" / "checkpoints").write_text("")
+    ranks[0].go()
+    begun = time.monotonic()
+    assert ranks[0].wait() == 1
+    ranks[1].wait()
+    assert time.monotonic() - begun < 100
+    assert "the checkpoint of step 2 could not be written: File exists" in ranks[0].text()
+
+
 def test_ranks_that_hang_print_where_and_are_ended(server, folder, pair, tmp_path):
     """A rank that stands still, beside one that waits for it, as the process that starts ranks sees them."""
     told: list[str] = []

@@ -202,15 +202,15 @@ class Ranks:
         assert work is not None, "this rank is in the group"
         work.wait(self._wait)
 
-    def abandon(self, round: int) -> None:
-        """Asks the others to give up a round of generation; they look between passes of the model (:meth:`abandoned`),
-        where no collective operation could reach them."""
+    def abandon(self, what: int | str) -> None:
+        """Asks the others to give up a round of generation, or something else by its name; they look
+        (:meth:`abandoned`) where no collective operation could reach them, such as between passes of the model."""
         # A key for each round: none is ever deleted, and the next round must not see this one's.
-        self._store.set(f"abandoned/{round}", "1")
+        self._store.set(f"abandoned/{what}", "1")
 
-    def abandoned(self, round: int) -> bool:
-        """Whether rank 0 asked to give up this round."""
-        return self._store.check([f"abandoned/{round}"])
+    def abandoned(self, what: int | str) -> bool:
+        """Whether rank 0 asked to give this up."""
+        return self._store.check([f"abandoned/{what}"])
 
     def close(self) -> None:
         """Leaves the group."""

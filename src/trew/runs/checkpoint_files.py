@@ -156,6 +156,9 @@ def save_part(
         read()
     except (OSError, SafetensorError) as error:
         with contextlib.suppress(OSError):
+            # What was begun makes room for the message where the disk is full: rank 0 would wait for one or the other.
+            for begun in folder.glob(f"*.part-{part}-of-{parts}.writing"):
+                begun.unlink()
             (folder / f"part-{part}.error").write_text(str(error), encoding="utf-8")
 
 

@@ -34,15 +34,22 @@ class Writer:
         self._done = ""  # the line about the finished checkpoint, until ``notify`` gets it
         self._held = 0.0  # seconds that the run has waited for the current checkpoint
 
-    def save(self, root: Path, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], **how: Any) -> None:
+    def save(
+        self, root: Path, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], *,
+        failed: Callable[[], None] = lambda: None, **how: Any,
+    ) -> None:  # fmt: skip
         """Starts a checkpoint once the previous one is complete; takes the arguments of :func:`.checkpoint_files.save`.
 
-        ``meta`` must not change afterwards.
+        ``meta`` must not change afterwards. ``failed`` is called where it could not be written.
         """
 
         def write(read: Callable[[], None], abandoned: Callable[[], bool]) -> str:
             start = time.monotonic()
-            folder = checkpoint_files.save(root, step, tensors, meta, **how, read=read, abandoned=abandoned)
+            try:
+                folder = checkpoint_files.save(root, step, tensors, meta, **how, read=read, abandoned=abandoned)
+            except BaseException:
+                failed()
+                raise
             seconds = time.monotonic() - start
             return f"checkpoint of step {step}: {checkpoint_files.size(folder) / 1e6:,.1f} MB in {seconds:.2f} s"
 

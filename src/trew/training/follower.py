@@ -32,7 +32,7 @@ from .memory_record import BETWEEN, EXPORTING, GENERATING, TRAINING
 from .policy_program import for_files, load
 from .sft_program import reference_logprobs, samples_of
 from .summary import help_to_gather
-from .team import Gathering
+from .team import SAVING, Gathering
 from .turns import TurnsOfRank, TurnsOfSource
 
 
@@ -189,7 +189,8 @@ class FollowerRun:
         # Parts count from 1.
         part, parts = self._ranks.rank + 1, self._ranks.size
         self.writer.run(lambda read, abandoned: checkpoint_files.save_part(
-            Path(order["folder"]), tensors, part=part, parts=parts, read=read, abandoned=abandoned
+            Path(order["folder"]), tensors, part=part, parts=parts, read=read,
+            abandoned=lambda: abandoned() or self._ranks.abandoned(SAVING),
         ))  # fmt: skip
 
     def _load(self, order: dict[str, Any]) -> None:

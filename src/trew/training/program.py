@@ -196,7 +196,7 @@ class Program(ABC):
         meta = redact(meta, keep=choices())  # a pending warning may quote a completion, and with it a secret
         self.writer.save(
             self.folder.checkpoints, state.step, model.tensors, meta, keep=self.keep, best=self.best,
-            extra_files=model.extra_files, parts=self.team.parts,
+            extra_files=model.extra_files, parts=self.team.parts, failed=self.team.give_up_saving,
         )  # fmt: skip
 
     def restore(self, *, allow_changes: bool = False) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,9 @@ from ..runs import checkpoint_files
 from ..runs.tensor_files import TensorOnDisk
 from ..types import TrainingSample
 from ..weights import WeightSync
+
+SAVING = "saving"
+"""What rank 0 gives up (:meth:`.Ranks.abandon`) where a checkpoint cannot be written."""
 
 
 class Team:
@@ -47,6 +51,13 @@ class Team:
         """Lets the other ranks write their parts of the checkpoint that this rank begins."""
         if self.orders is not None and self.parts > 1:
             self.orders.give("save", folder=str(checkpoint_files.aside(root, step, os.getpid()).resolve()))
+
+    def give_up_saving(self) -> None:
+        """Tells the other ranks that this one has failed to write a checkpoint, which ends the run: they would wait for
+        the folder that was to hold their parts."""
+        if self.orders is not None and self.parts > 1:
+            with contextlib.suppress(RuntimeError):  # of a store that is gone with the others
+                self.orders.ranks.abandon(SAVING)
 
     def load(self, tensors: Mapping[str, TensorOnDisk | Rows], counters: Mapping[str, Any]) -> None:
         """Lets the other ranks load the checkpoint that this rank has read."""
