@@ -93,6 +93,19 @@ def test_a_held_out_loss_has_an_interval_where_its_rows_have_one(tmp_path):
     assert ">held out<" in trew.curves(tmp_path / "reward", metrics="loss").svg
 
 
+@pytest.mark.parametrize(
+    ("position", "sections", "said"),
+    [
+        (-1, {}, "position: got -1, accepts a whole number of at least 0"),
+        (4, {"curriculum": {"share": 0.5}}, "position: got 4, accepts 0 with curriculum.share = 0.5"),
+    ],
+)
+def test_a_place_at_which_a_run_cannot_begin_is_refused(tmp_path, position, sections, said):
+    """A curriculum began with the first prompts whatever the place; a negative one was a ValueError in step 1."""
+    with pytest.raises(ConfigError, match=said):
+        trew.train(table(tmp_path, **sections), position=position, display=Silent())
+
+
 def test_what_a_listener_raises_ends_the_run_and_it_can_be_resumed(tmp_path):
     def stop(row):
         if row["step"] == 2:

@@ -63,7 +63,8 @@ def train(
         allow_changes: With ``resume``, accept settings and data that change the results.
         display: Shows the run; default: below the cell in a notebook, else on standard output.
             ``trew.utils.console.Silent()`` shows nothing.
-        position: The number of prompts of the shuffled stream that a new run skips.
+        position: The number of prompts of the shuffled stream that a new run skips; 0 with a curriculum, which draws by
+            pass rates too, and in a replay.
 
     Where a launcher started several ranks (``cluster.learner``), all of them call this. Rank 0 drives the run; on the
     others this returns an empty dictionary once it has ended, and raises LostRankError if another rank died.
@@ -123,6 +124,7 @@ def lead(
     busy = [
         *runs.problems(config.out, resume=resume, overwrite=overwrite),
         *trackers.problems(config.track.to),
+        *_position_problems(config, position),
     ]
     # Problems with the folder are reported together with all others.
     plan = planning.plan(config, found=busy, bar=display.bar)
@@ -155,6 +157,19 @@ def lead(
         # Before the writer sees the error: it does not wait for the files of a rank that died.
         with telling_of_lost_ranks(), run:
             return loop.train(run)
+
+
+def _position_problems(config: Config, position: int) -> list[str]:
+    """Why a run cannot begin at this place of its stream of prompts."""
+    if position < 0:
+        return [f"position: got {position}, accepts a whole number of at least 0"]
+    if position and config.curriculum.share:
+        why = f"with curriculum.share = {config.curriculum.share:g}, whose turns begin with the first prompts"
+    elif position and config.rollout.replay:
+        why = "with rollout.replay, which has the prompts of the recorded run"
+    else:
+        return []
+    return [f"position: got {position}, accepts 0 {why}; leave it out"]
 
 
 def _start(
