@@ -186,6 +186,18 @@ def test_after_going_back_to_an_older_one_the_new_one_survives_rotation(tmp_path
     assert latest(tmp_path) == (15, [])
 
 
+def test_a_broken_one_of_the_same_step_stands_in_for_no_older_one(tmp_path):
+    """Of the two that were kept one was known to be broken: had the other broken, too, the run would have been lost."""
+    for step in (10, 20, 20):
+        save(tmp_path, step, keep=2)
+        (tmp_path / "000020" / "state.json").unlink(missing_ok=True)
+    assert names(tmp_path) == ["000010", "000020", "000020.1"]
+    (tmp_path / "000020.1" / "state.json").unlink()
+    assert latest(tmp_path)[0] == 10
+    save(tmp_path, 30, keep=2)
+    assert names(tmp_path) == ["000020", "000020.1", "000030"]
+
+
 @pytest.mark.parametrize("room", [0, 4_096, 8_192, 16_384])
 def test_a_full_disk_leaves_the_old_ones_and_no_remains(tmp_path, room):
     """However far the writing comes before the disk is full: not at all, into the tensors, to the manifest."""

@@ -352,15 +352,18 @@ def _free_name(root: Path, step: int) -> Path:
 
 
 def _rotate(root: Path, newest: Path, *, keep: int, best: int | None) -> None:
-    """Removes checkpoints older than the ``keep`` newest and those later than ``newest``, but not the last one of step
-    ``best``. Ignores removals that fail.
+    """Removes checkpoints older than those of the ``keep`` newest steps and those later than ``newest``, but not the
+    last one of step ``best``. Ignores removals that fail.
     """
     found = _checkpoints(root)
     # Those behind it are of the time before a resume: see save.
     until = found.index(newest) + 1
     # The last one, where the step of the best evaluation was saved more than once.
     chosen = [folder for folder in found[:until] if _order(folder)[0] == best][-1:]
-    for folder in [f for f in [*found[: max(until - keep, 0)], *found[until:]] if f not in chosen]:
+    # By steps: where one was saved again its first checkpoint was unusable, and stands in for no older one.
+    steps = sorted({_order(folder)[0] for folder in found[:until]})[-keep:]
+    older = [folder for folder in found[:until] if _order(folder)[0] not in steps]
+    for folder in [f for f in [*older, *found[until:]] if f not in chosen]:
         # Renamed first: a kill during the removal must not leave half a checkpoint under a valid name.
         doomed = root / f"{ASIDE}old-{folder.name}"
         try:
