@@ -89,7 +89,7 @@ class Board:
                 return Death(**found)
         return None
 
-    def open(self) -> None:
+    def note_opened(self) -> None:
         """Notes that rank 0 has opened the run's folder."""
         self._write("opened", "")
 

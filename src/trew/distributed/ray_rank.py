@@ -142,7 +142,7 @@ def _watched(order: Order, place: Place, board: Board, start: int, log: BinaryIO
 def _note_opened(board: Board, work: Path) -> None:
     # At once, not at the end of the rank: this worker may be lost before that.
     if (work / OPENED).exists() and not board.opened:
-        board.open()
+        board.note_opened()
 
 
 class _Ending:
