@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny
 from trew.config import RewardConfig
-from trew.iterate import Iterate
+from trew.errors import ConfigError
+from trew.iterate import Iterate, load_recipe
+from trew.iterate.rounds import check
 from trew.iterate.settings import round_problems
 from trew.rewards.combine import Reward, combined
 from trew.rewards.verdict import Verdict
+from trew.utils.toml import dump_table
 
 
 def test_a_verifier_is_not_called_like_the_learned_reward():
@@ -26,3 +35,32 @@ def test_a_verifier_decides_nothing_for_the_policy():
     closed = [Reward("gsm8k", "gsm8k", 0.0, gate=True), Reward("reward_model", "", 1.0)]
     [score] = combined(closed, [[Verdict(0.0)], [Verdict(0.7)]], lengths=[1])
     assert score.value == 0.0
+
+
+def recipe_of(place: Path, **sections: Any) -> Path:
+    table = {"model": str(place / "model"), "data": {"task": "arithmetic"}, "eval": {"size": 2}, "iterate": {}}
+    path = place / "rounds.toml"
+    path.write_text(dump_table({**table, **sections}))
+    return path
+
+
+@pytest.mark.parametrize("preset", ["online-rft", "pass-at-k", "gtpo", "grpo-s", "topr", "opd", "vapo"])
+def test_the_policy_of_rounds_learns_from_the_learned_reward(tmp_path, preset):
+    """These train on which completions are correct: on the verifier's verdict, with the learned reward unread."""
+    tiny.save(tmp_path / "model")
+    teacher = {"model": str(tmp_path / "model")} if preset == "opd" else {}
+    recipe = load_recipe(recipe_of(tmp_path, objective={"preset": preset}, teacher=teacher), out=tmp_path / "run")
+    with pytest.raises(ConfigError) as refused:
+        check(recipe)
+    [problem] = refused.value.problems
+    assert problem.startswith("objective.nll: got 0.1" if preset == "vapo" else f"objective.preset: got '{preset}'")
+    others = {"objective": {"preset": "vapo", "nll": 0.0}} if preset == "vapo" else {"objective": {"preset": "dr-grpo"}}
+    assert check(load_recipe(recipe_of(tmp_path, **others), out=tmp_path / "run"))[1] == "arithmetic"
+
+
+def test_rounds_need_a_policy_that_samples(tmp_path):
+    """Demonstrations ended in an IndexError, a replay in a refusal once the first reward model was trained."""
+    with pytest.raises(ConfigError, match=r"data\.task: got 'demonstrations'"):
+        load_recipe(recipe_of(tmp_path, data={"task": "demonstrations"}, objective={"preset": "sft"}))
+    with pytest.raises(ConfigError, match=r"rollout\.replay"):
+        load_recipe(recipe_of(tmp_path, rollout={"replay": "runs/earlier"}))

@@ -55,6 +55,7 @@ from ..training.start import train
 from ..types import Prompt, ScoredGroup
 from ..utils.console import Display
 from . import same_data
+from .fitting import objective_problems
 from .page import write_page
 from .settings import REWARD, Recipe, dumps
 
@@ -196,6 +197,8 @@ def check(recipe: Recipe, *, found: Sequence[str] = ()) -> tuple[RewardConfig, s
     named = verifier.name != ""
     rewards = (*((verifier,) if named else ()), *recipe.policy.rewards)
     plan = problems.attempt(lambda: planning.plan(_without_learned(recipe.policy, rewards)))
+    if plan is not None:
+        problems += objective_problems(plan.objective, plan.config.objective.preset)
     if plan is None or problems:
         raise ConfigError(problems)
     if not named:

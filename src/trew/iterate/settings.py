@@ -15,6 +15,7 @@ from ..reward_training.settings import PairData, RewardLearner, RewardTraining
 from ..reward_training.settings import problems as training_problems
 from ..rewards.names import names_of
 from ..utils.toml import dump_table
+from .fitting import without_sampling
 
 REWARD = "reward_model"
 """The name of the learned reward in metrics and rollouts."""
@@ -90,6 +91,8 @@ def load_recipe(path: Path, overrides: Iterable[str] = (), *, out: Path | None =
     if policy is None or rounds is None or problems:
         raise ConfigError(problems)
     # What a single training may do, and rounds cannot.
+    if found := without_sampling(policy):
+        raise ConfigError(found)
     if policy.plays:
         raise ConfigError("environment: pairs for a reward model are made of single completions here; leave it out")
     one_set(policy, "trew iterate")
