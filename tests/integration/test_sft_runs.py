@@ -19,6 +19,7 @@ from sft_help import rows, weights
 from sft_help import trained as sft
 from trew.cli.main import run as command
 from trew.config import Config, dumps, load, parse
+from trew.config.schema import SftConfig
 from trew.errors import ConfigError
 from trew.training.continuing import continued
 from trew.training.planning import plan
@@ -197,6 +198,13 @@ def test_steps_that_a_recipe_gives_are_never_taken_for_the_default(place, tmp_pa
     assert made.steps not in (100, config.steps)
     for again in (parse(tomllib.loads(dumps(config))), parse(tomllib.loads(dumps(made)))):
         assert plan(again).config == made
+
+
+@pytest.mark.parametrize("epochs", [0.55, 1.1, 2.2, 1])
+def test_a_part_of_an_epoch_makes_the_steps_that_its_decimals_say(epochs):
+    """0.55 x 100 rows are 55.000000000000007 in floating point, which made a step more."""
+    own = SftConfig(epochs=epochs, batch=5)
+    assert [own.steps(rows) for rows in (100, 200, 1500)] == [round(epochs * rows / 5) for rows in (100, 200, 1500)]
 
 
 def test_a_batch_of_more_rows_than_there_are_is_said_to_pass_over_them_more_often_than_was_asked(place, tmp_path):

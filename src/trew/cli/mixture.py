@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -21,7 +20,7 @@ def mixture_lines(config: Config, train: Sequence[Prompt], evaluation: Sequence[
     held = by_set(evaluation, config.set_names) if config.set_names else {}
     steps = config.steps
     if config.demonstrates and config.sft.epochs:  # they decide the steps, also where nothing was planned yet
-        steps = max(1, math.ceil(config.sft.epochs * len(train) / config.sft.batch))
+        steps = config.sft.steps(len(train))
     draws = steps * config.step_prompts
     # The only set of a recipe without [[data]] has no name, and no line.
     for name, size, share in zip(order.names, order.sizes, order.schedule.shares, strict=True):

@@ -7,6 +7,7 @@ import math
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any, Literal
 
 Overlong = Literal["error", "drop", "truncate"]
@@ -148,6 +149,15 @@ class SftConfig:
     loss_on: LossOn = "all"  # which answers of a row are learned: all, or the last one
     max_tokens: int = 1024  # the most tokens of a row, everything included; of a pair, with either answer
     overlong: Overlong = "error"  # what to do with longer rows; truncate = cut their end off
+
+    def steps(self, rows: int) -> int:
+        """The steps that the epochs make of this many rows. Rounded up: the last one is filled from the next epoch.
+
+        >>> SftConfig(epochs=1.1, batch=10).steps(100), SftConfig(epochs=1.11, batch=10).steps(100)
+        (11, 12)
+        """
+        # As it is written: in floating point 1.1 x 100 is more than 110, and would make one step more.
+        return max(1, math.ceil(Fraction(str(self.epochs)) * rows / self.batch))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

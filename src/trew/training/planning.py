@@ -165,8 +165,7 @@ def _with_steps(config: Config, rows: int) -> tuple[Config, list[str]]:
     own = config.sft
     if not own.epochs:
         return config, []
-    # Rounded up: the last step is filled up from the next epoch.
-    steps = max(1, math.ceil(own.epochs * rows / own.batch))
+    steps = own.steps(rows)
     if config.steps != steps and not isinstance(config.steps, Assumed):
         raise ConfigError(
             f"steps: got {config.steps}, but sft.epochs = {own.epochs:g} of {rows} rows makes {steps}; leave steps "
