@@ -149,18 +149,32 @@ def test_equal_rewards_are_no_warning_where_groups_of_them_teach(name):
             **given,
         )
     )
-    # Both where all are right and where all are wrong: reinforce learns from the former alone.
-    teaches = bool((batch.advantages[2:] != 0).all())
-    rows = changed(1, zero_signal_share=1.0)
-    found = {f.rule for f in findings(rows, TABLE | {"objective": {"preset": name}})}
-    assert found == (set() if teaches else {"zero_signal"})
+    # Group 1 is all right, group 2 all wrong: reinforce and online-rft learn from the former alone.
+    right, wrong = ((batch.advantages[at] != 0).all() for at in (slice(2, 4), slice(4, 6)))
+    for accuracy, teaches in ((0.95, right), (0.0, wrong)):
+        rows = changed(1, zero_signal_share=1.0, accuracy=accuracy)
+        found = {f.rule for f in findings(rows, TABLE | {"objective": {"preset": name}})} - {"length"}
+        assert found == (set() if teaches else {"zero_signal"})
+
+
+@pytest.mark.parametrize("name", presets())
+def test_the_likelihood_of_right_completions_teaches_where_groups_of_them_are_kept(name):
+    """With nll, a step of right completions alone has a gradient and no advantage."""
+    kept = not preset(name).keep
+    table = {"objective": {"preset": name, "nll": 0.1}}
+    assert Facts.of(table).right_teaches == (kept or name == "online-rft")
+    assert not Facts.of({"objective": table["objective"] | {"preset": "grpo", "dynamic_sampling": True}}).right_teaches
+    rows = changed(1, advantage_share=0.0, accuracy=1.0)
+    found = {f.rule for f in findings(rows, TABLE | table)}
+    assert ("no_signal" in found) == (not kept)
+    assert "no_signal" in {f.rule for f in findings(changed(1, advantage_share=0.0, accuracy=0.0), TABLE | table)}
 
 
 def test_equal_rewards_are_no_warning_beside_a_teacher():
     rows = changed(1, zero_signal_share=1.0)
     for objective in ({"preset": "grpo", "distill": 0.5}, {"preset": "grpo", "args": {"distill": 0.5}}):
         assert findings(rows, TABLE | {"objective": objective}) == []
-    for baseline, said in (("none", {"zero_signal"}), ("batch", set()), ("group", {"zero_signal"})):
+    for baseline, said in (("none", set()), ("batch", set()), ("group", {"zero_signal"})):
         table = TABLE | {"objective": {"preset": "reinforce", "baseline": baseline}}
         assert {f.rule for f in findings(rows, table)} == said
     for damaged in (3, {"preset": ["grpo"]}, {"preset": "grpo", "args": 3, "distill": "x"}):

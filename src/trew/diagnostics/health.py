@@ -24,6 +24,10 @@ BETTER = 0.02
 """The rise in accuracy from which a change of length counts as learning."""
 COMPARED_WITH_OTHERS = frozenset({"remax", "reinforce-pp", "ppo", "vapo", "opd"})
 """Presets in which groups whose rewards are all equal teach too, whatever the rewards are."""
+DROPS_EQUAL = frozenset(
+    {"dapo", "gtpo", "grpo-s", "two-sided", "scalerl", "prime-rl", "prime-rl-ipo", "aspo", "gpg", "high-entropy-tokens"}
+)
+"""Presets that drop groups without a signal, whatever else would learn from them."""
 SOLVED = 0.9
 """The accuracy from which low entropy is not a collapse: there is little left to be uncertain about."""
 
@@ -42,6 +46,7 @@ class Facts:
     demonstrates: bool = False
     replays: bool = False
     compares: bool = True  # completions with their group, so that equal rewards teach nothing
+    right_teaches: bool = False  # a group of right completions alone teaches as well
 
     @staticmethod
     def of(table: Mapping[str, Any]) -> Facts:
@@ -71,7 +76,8 @@ class Facts:
             dtype="bfloat16" if half else default.dtype,
             demonstrates=_demonstrates(table.get("data")),
             replays=isinstance(rollout, Mapping) and bool(rollout.get("replay")),
-            compares=_compares(table.get("objective")),
+            compares=_compares(_settings(table.get("objective"))),
+            right_teaches=_right_teaches(_settings(table.get("objective"))),
         )
 
 
@@ -81,16 +87,27 @@ def _demonstrates(data: Any) -> bool:
     return any(isinstance(one, Mapping) and one.get("task") in DEMONSTRATED for one in sets)
 
 
-def _compares(objective: Any) -> bool:
-    """Whether a group whose rewards are all equal may teach nothing."""
+def _settings(objective: Any) -> dict[str, Any]:
+    """The settings of an objective, its options among them; none if it is broken."""
     if not isinstance(objective, Mapping):
-        return True
+        return {}
     given = objective.get("args")
-    settings = {**objective, **(given if isinstance(given, Mapping) else {})}
-    name = settings.get("preset")
-    if name == "reinforce" and settings.get("baseline") == "batch":
+    return {**objective, **(given if isinstance(given, Mapping) else {})}
+
+
+def _compares(objective: Mapping[str, Any]) -> bool:
+    """Whether a group whose rewards are all equal may teach nothing."""
+    if objective.get("preset") == "reinforce" and objective.get("baseline") == "batch":
         return False
-    return str(name) not in COMPARED_WITH_OTHERS and not finite(settings.get("distill"))
+    return str(objective.get("preset")) not in COMPARED_WITH_OTHERS and not finite(objective.get("distill"))
+
+
+def _right_teaches(objective: Mapping[str, Any]) -> bool:
+    """Whether a group whose completions are all right teaches, although one of wrong completions alone does not."""
+    if objective.get("preset") == "reinforce":
+        return objective.get("baseline", "none") == "none"
+    dropped = str(objective.get("preset")) in DROPS_EQUAL or objective.get("dynamic_sampling") is True
+    return objective.get("preset") == "online-rft" or (bool(finite(objective.get("nll"))) and not dropped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,12 +208,21 @@ def no_signal(h: History, f: Facts) -> str:
     values = h.newest("advantage_share", f.health.no_signal)
     if not values or max(values) > 0:
         return ""
+    right = h.newest("accuracy", f.health.no_signal)
+    if f.right_teaches and right and max(right) > 0:  # by their likelihood, without an advantage
+        return ""
     return f"{len(values)} steps in a row in which no completion had an advantage: nothing is being learned"
 
 
 def zero_signal(h: History, f: Facts) -> str:
     now, right = h.mean("zero_signal_share"), h.mean("accuracy")
-    if f.completions < 2 or not f.compares or now is None or now < f.health.zero_signal:
+    if f.completions < 2 or not f.compares or now is None:
+        return ""
+    if f.right_teaches and right is not None:
+        # At least so many are all wrong: no more than ``accuracy`` of all groups can be all right.
+        wrong = now - right
+        return f"in {wrong:.0%} of groups or more all completions are wrong" if wrong >= f.health.zero_signal else ""
+    if now < f.health.zero_signal:
         return ""
     most = "" if right is None else f"; accuracy is {right:.2f}"
     return f"in {now:.0%} of groups all completions score the same{most}"
