@@ -37,6 +37,21 @@ def recipe(place: Path, name: str, *, data: dict[str, Any] | None = None, **sect
     return sft_help.recipe(place, name, data=own, batch=4, held=4, **sections)
 
 
+def test_held_out_pairs_are_measured_by_the_reference_that_a_step_was_trained_with(place):
+    """By the one that the policy becomes after it, every margin was 0 and no pair counted as right."""
+    moved = {"lr": 3e-3, "reference_every": 2}
+    summary = dpo(recipe(place, "copied", sft={"epochs": 0}, steps=4, learner=moved))
+    assert summary["after"]["accuracy"]["mean"] == 1.0
+    assert summary["loss_after"]["high"] < summary["loss_before"]["low"]
+    # And it moves once where a run is stopped right before.
+    mixed = moved | {"reference_mix": 0.75}
+    dpo(recipe(place, "mixed", sft={"epochs": 0}, steps=4, learner=mixed))
+    dpo(recipe(place, "mixed-part", sft={"epochs": 0}, steps=2, learner=mixed))
+    dpo(recipe(place, "mixed-part", sft={"epochs": 0}, steps=4, learner=mixed), resume=True)
+    a, b = weights(place / "mixed"), weights(place / "mixed-part")
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
 def test_a_planted_preference_is_learned_and_holds_for_pairs_held_out(place):
     summary = dpo(recipe(place, "learns"))
     assert summary["objective"] == "dpo"

@@ -116,7 +116,7 @@ def run(j: Run) -> Recorder:
 
 
 class Calls:
-    """Stands in for a TrainingRun of two steps without a group to train on, and notes what is asked of it."""
+    """Stands in for a TrainingRun of three steps without a group to train on, and notes what is asked of it."""
 
     def __init__(self) -> None:
         self.config = parse({"model": "m", "learner": {"reference_every": 2}})
@@ -131,7 +131,7 @@ class Calls:
         return StepRollouts((), ())
 
     def steps(self) -> Any:
-        return iter((1, 2))
+        return iter((1, 2, 3))
 
     @contextlib.contextmanager
     def attempt(self, step: int) -> Any:
@@ -147,12 +147,14 @@ class Calls:
 
 
 def test_the_loop_tells_each_part_what_it_needs_to_know_in_order():
-    """Also where a step trained on nothing: engine and source must learn the version all the same."""
+    """Also where a step trained on nothing: engine and source must learn the version all the same. The reference that
+    moves after step 2 does so behind what is measured and saved there."""
     calls = Calls()
     assert loop.train(calls) == {"steps": 2}  # type: ignore[arg-type]
     assert calls.said == [
         "begin", "next 1", "end", "publish", "trained (1, 5)", "record 1",
-        "begin", "next 2", "end", "publish", "trained (2, 5)", "reference", "record 2",
+        "begin", "next 2", "end", "publish", "trained (2, 5)", "record 2",
+        "begin", "next 3", "reference", "end", "publish", "trained (3, 5)", "record 3",
     ]  # fmt: skip
 
 

@@ -22,14 +22,20 @@ def train(run: TrainingRun) -> dict[str, Any]:
     """Runs all remaining steps and returns the summary."""
     every = run.config.learner.reference_every
     for step in run.steps():  # evaluates and saves when due; ends early when asked to
+        # After every k-th step, but in the next one: an evaluation in between measures by the reference that the step
+        # was trained with, and not by one that is the policy itself. A resumed run finds the same place.
+        moves = bool(every) and step > 1 and (step - 1) % every == 0
         with run.attempt(step) as attempt:  # non-finite numbers: not applied; an interrupt: rolled back
             attempt.rollouts = run.rollouts.next(step)
+            if moves:  # only now: a step that is interrupted while it samples is done again, from here too
+                run.policy.update_reference()
+                moves = False
             if attempt.rollouts.trained_on:
                 update(run, attempt)
         # Published before trained(), after which a source may sample the next rollouts with these weights.
         run.weights.publish(run.policy, run.engine)
         run.rollouts.trained(step, run.policy.version)
-        if every and step % every == 0:
+        if moves:  # where the sampler failed
             run.policy.update_reference()
         run.record(attempt)
     return run.finish()
