@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -241,6 +242,22 @@ def test_a_server_that_does_not_come_up_says_why(there, tmp_path, monkeypatch, w
     monkeypatch.setattr(Played, "said", failing)
     with pytest.raises(kind, match=r"server 0 on 10.0.0.1: vllm: is not installed"):
         servers(there, tmp_path).start()
+
+
+def test_where_one_does_not_come_up_the_others_are_not_waited_for(there, tmp_path, monkeypatch):
+    """Nor where the run is interrupted meanwhile: they may load for half an hour, or wait for a place for minutes."""
+
+    def said(self: Played, number: int) -> ActorState:
+        lost = self.request.number == 1
+        return ActorState(number, "lost" if lost else "starting", "vllm: is not installed" if lost else "", wrong=lost)
+
+    monkeypatch.setattr(Played, "said", said)
+    began = time.monotonic()
+    with pytest.raises(ConfigError, match=r"server 1 on 10.0.0.1: vllm: is not installed"):
+        servers(there, tmp_path, servers=3).start(seconds=20)
+    assert time.monotonic() - began < 10
+    assert there.groups == 0
+    assert not any(server.open for server in Played.made)
 
 
 def test_paths_of_the_recipe_mean_the_same_on_other_nodes(there, tmp_path, monkeypatch):

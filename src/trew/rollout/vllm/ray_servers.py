@@ -8,7 +8,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -72,8 +72,13 @@ class RayServers:
         """Starts all servers and returns once they answer. Raises with all of them ended where one does not."""
         try:
             with ThreadPoolExecutor(len(self._held), thread_name_prefix="trew-ray-servers") as threads:
-                for _ in threads.map(lambda held: self._start(held, seconds), self._held):
-                    pass
+                try:
+                    for started in as_completed([threads.submit(self._start, held, seconds) for held in self._held]):
+                        started.result()
+                except BaseException:
+                    # Leaving the block waits for the others, which give up now: a server may load for half an hour.
+                    self._closed.set()
+                    raise
         except BaseException:
             self.close()
             raise
