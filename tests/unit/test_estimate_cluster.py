@@ -13,10 +13,12 @@ from test_estimate import config, saved
 from trew.cli.main import main
 from trew.config import ClusterConfig, Config, DataConfig
 from trew.config.cluster import server_option
-from trew.estimate.cluster import GIB, ClusterMap, Device, Fleet, cluster_map, table
+from trew.estimate.cluster import GIB, VERSIONS, ClusterMap, Device, Fleet, cluster_map, table
 from trew.estimate.sizes import sizes_of
+from trew.models import loading
 from trew.objective import preset
 from trew.rollout.vllm import launch
+from trew.weights.files import version_size
 
 NODE = Fleet(1, 8, 80 * GIB)
 
@@ -99,6 +101,16 @@ def test_every_rank_has_its_whole_critic(model):
     away = replace(made, learner=replace(made.learner, optimizer="adamw-offload"))
     kept = [cluster_map(away, objective=each, prompt=12, held_out=0, fleet=NODE).devices[-1] for each in objectives]
     assert kept[1].need - kept[0].need == 2 * 8 * count
+
+
+@pytest.mark.parametrize("kind", ["llama", "smollm"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_for_servers_are_as_large_as_they_are_published(tmp_path, kind, dtype):
+    """A head that is tied to the embedding is there twice, another one once."""
+    of_run = replace(config(saved(tmp_path, kind), dtype=dtype), cluster=ClusterConfig(rollout="vllm", servers=1))
+    found = cluster_map(of_run, objective=preset("grpo"), prompt=12, held_out=0, fleet=Fleet(cpu_bytes=64 * GIB))
+    published = next(t for t in found.devices[0].tenants if t.who == "weights for servers")
+    assert published.peak == VERSIONS * version_size(loading.load_config(of_run.model), dtype)
 
 
 def test_ranks_that_learn_demonstrations_sample_nothing(model):

@@ -71,6 +71,15 @@ def test_a_server_decodes_as_many_sequences_as_it_is_started_with(setting, slots
     assert found["forecast"]["rates"]["slots"]["value"] == slots
 
 
+def test_weights_in_bfloat16_stop_servers_for_half_as_long(path, capsys):
+    rates = [rate for rate in RATES if not rate.startswith("sync_s")]
+    seconds = []
+    for dtype in ("float32", "bfloat16"):
+        out = planned(capsys, path, "--cluster", "--json", "--rates", *rates, "--set", f"learner.dtype={dtype}")
+        seconds.append(json.loads(out)["forecast"]["rates"]["sync_s"]["value"])
+    assert seconds[1] == seconds[0] / 2
+
+
 def test_an_objective_that_sees_a_whole_step_takes_one_more_pass(path, capsys):
     """Three for the gradient and one for the log-probs of before, as completions are of older weights."""
     found = {}

@@ -168,7 +168,8 @@ def _started(config: Config) -> int:
 
 
 def _published(s: Sizes, config: Config) -> Tenant:
-    size = VERSIONS * _width(config) * (s.weights + s.head)
+    # A tied head is published under its own name, too.
+    size = VERSIONS * _width(config) * (s.weights + (s.head if s.tied else 0))
     return Tenant("weights for servers", {"always": {"published": size}})
 
 

@@ -228,7 +228,7 @@ def _on_gpus(s: Sizes, config: Config, need: _Need, fleet: Fleet, *, given: Mapp
 
 def _on_cpus(s: Sizes, config: Config, need: _Need, fleet: Fleet, *, given: Mapping[str, Rate]) -> dict[str, Rate]:
     wanted = {"token_s", "sequence_s", "update_s"} - set(given)
-    found = {"sync_s": _sync(4 * s.weights)}
+    found = {"sync_s": _sync((2 if config.learner.dtype == "bfloat16" else 4) * s.weights)}
     if not wanted:
         return found
     slots = int(given["slots"].value)
