@@ -255,6 +255,24 @@ def test_without_gpus_everybody_shares_one_memory(model):
     assert "rank 0 to 5" in text
 
 
+def test_nodes_without_gpus_have_memories_of_their_own(model):
+    found = mapped(model, Fleet(2, cpu_bytes=64 * GIB), learner=4, rollout="vllm", servers=1)
+    first, second = who(found)
+    assert first == ["rank 0", "rank 1", "server 0", "weights for servers"]
+    assert second == ["rank 2", "rank 3"]
+    assert [device.name for device in found.devices] == ["node 0, CPU", "node 1, CPU"]
+    assert found.fits
+    (problem,) = mapped(model, Fleet(2, cpu_bytes=64 * GIB), learner=3).problems
+    assert problem == "cluster.learner: got 3, accepts a multiple of the 2 nodes"
+
+
+def test_ranks_that_the_recipe_keeps_off_gpus_are_not_on_them(model):
+    made = replace(config(model), device="cpu", cluster=ClusterConfig(learner=2))
+    found = cluster_map(made, objective=preset("grpo"), prompt=12, held_out=0, fleet=NODE)
+    assert who(found) == [["rank 0", "rank 1"]]
+    assert found.devices[0].name == "CPU"
+
+
 def run(*args: str) -> Any:
     with pytest.raises(SystemExit) as ended:
         main(["plan", *args])

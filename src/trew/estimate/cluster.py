@@ -120,6 +120,8 @@ def cluster_map(config: Config, *, objective: Objective, prompt: int, held_out: 
         if ranks < 1:
             return ClusterMap((), ("cluster.learner: got 0 (every GPU that servers leave), and none is left",))
         config = replace(config, cluster=replace(cluster, learner=ranks))
+    if config.device == "cpu" and not _started(config):
+        fleet = replace(fleet, gpus=0)  # nobody would use them
     # ---- a rank's needs, then everybody's place
     load = _load(config, s, objective, fleet, prompt=prompt, held_out=held_out)
     # A single process with a backend is what trew plan without ranks estimates.
@@ -153,13 +155,25 @@ def _gpu_map(config: Config, s: Sizes, load: Load, rank: Tenant, fleet: Fleet, *
 
 
 def _cpu_map(config: Config, s: Sizes, rank: Tenant, fleet: Fleet) -> ClusterMap:
-    tenants = list(_numbered(rank, range(config.cluster.learner)))
-    if started := _started(config):
-        server = Tenant("server", {"serving": _on_cpu(s, config, fleet.cpu_bytes)})
-        tenants += _numbered(server, range(started))
-    if config.cluster.rollout == "vllm":
-        tenants.append(_published(s, config))
-    return ClusterMap((Device("CPU", tuple(tenants), fleet.cpu_bytes),), ())
+    ranks, devices = config.cluster.learner, []
+    on_node = _part(ranks, fleet.nodes)
+    for node in range(fleet.nodes):
+        tenants = list(_numbered(rank, range(ranks)[node * on_node : (node + 1) * on_node]))
+        if node == 0 and (started := _started(config)):
+            server = Tenant("server", {"serving": _on_cpu(s, config, fleet.cpu_bytes)})
+            tenants += _numbered(server, range(started))
+        if node == 0 and config.cluster.rollout == "vllm":
+            tenants.append(_published(s, config))
+        name = "CPU" if fleet.nodes == 1 else f"node {node}, CPU"
+        devices.append(Device(name, tuple(tenants), fleet.cpu_bytes))
+    return ClusterMap(tuple(devices), tuple(_uneven(config, fleet)))
+
+
+def _uneven(config: Config, fleet: Fleet) -> list[str]:
+    ranks = config.cluster.learner
+    if ranks % fleet.nodes == 0:
+        return []
+    return [f"cluster.learner: got {ranks}, accepts a multiple of the {fleet.nodes} nodes"]
 
 
 def _started(config: Config) -> int:
@@ -297,9 +311,7 @@ def _on_gpus(config: Config, rank: Tenant, server: Tenant | None, fleet: Fleet) 
     # Rounded up; where ranks do not divide evenly, that is a problem below.
     on_node = _part(ranks, fleet.nodes)
     servers = config.cluster.servers if server is not None else 0
-    problems = []
-    if ranks % fleet.nodes:
-        problems.append(f"cluster.learner: got {ranks}, accepts a multiple of the {fleet.nodes} nodes")
+    problems = _uneven(config, fleet)
     needed = max(on_node, servers * each) if shared else on_node + servers * each
     if needed > fleet.gpus:
         problems.append(
