@@ -145,6 +145,17 @@ def test_a_server_that_is_too_short_is_told_with_the_keys_that_decide_there(serv
     assert ("environment." in problem) is plays
 
 
+def test_a_server_behind_trew_serve_is_told_with_what_that_takes(server, tmp_path):
+    """It has no option of vLLM's, and refuses these keys of cluster.server_args."""
+    server.settings |= {"max_model_len": 100, "dtype": "torch.bfloat16"}
+    found = problems(tmp_path, dataclasses.replace(EXPECTED, served=True, backend="trew_memory"))
+    backend, dtype, length = found
+    assert "needs 'trew_memory'; start trew serve again, of this version of trew and with the run's recipe" in backend
+    assert "start trew serve with --set learner.dtype=float32" in dtype
+    assert "start trew serve with the run's recipe, or with data.max_prompt_tokens raised by 40 in its own" in length
+    assert not any("--max-model-len" in problem or "--dtype" in problem for problem in found)
+
+
 def test_a_server_that_asks_the_canary_last_is_refused_where_completions_wait_meanwhile(server, tmp_path):
     server.config["scheduler_config"] = {"policy": "fcfs"}
     assert problems(tmp_path) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import os
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -353,6 +354,7 @@ def _on_servers(
     token = secrets.token("TREW_SERVER_TOKEN")
     endpoints = tuple(Endpoint.parse(address, token) for address in cluster.endpoints)
     restart = stop = None
+    lives: list[str | None] = []
     backend = handshake.ENGINES[cluster.sync]
     # ---- the recipe's servers, or servers that are started here
     if endpoints:
@@ -375,8 +377,9 @@ def _on_servers(
         keeps=cluster.staleness > 0 and cluster.in_flight == "keep",
     )  # fmt: skip
     # A server that does not fit ends the run here, before it has been asked for anything.
-    for endpoint in endpoints:
-        handshake.check(endpoint, expected, root=choose.folder_of(backend, folder.folder))
+    for endpoint, life in itertools.zip_longest(endpoints, lives):
+        own = dataclasses.replace(expected, served=life is not None)
+        handshake.check(endpoint, own, root=choose.folder_of(backend, folder.folder))
     # Episodes end there, too: a server refuses what is longer each time that it is asked.
     rooms = [] if plan.episodes is None else [facts.positions, *map(handshake.room, endpoints)]
     limited = dataclasses.replace(facts, positions=min((n for n in rooms if n), default=facts.positions))

@@ -44,13 +44,16 @@ _START = (
     '\'{"backend": "BACKEND"}\''
 )
 
+_SERVE = "start trew serve again, of this version of trew and with the run's recipe (cluster.sync sets the backend)"
+
 
 @dataclass(frozen=True, slots=True)
 class Expected:
     """What a run requires of its servers. ``dtype``: the learner's; ``vocabulary``: rows of the model's embedding;
     ``length``: tokens of the longest prompt with its completion; ``sleeps``: servers take turns with the learner;
     ``backend``: the weight transfer engine of the run's route; ``plays``: completions are episodes; ``started``: the
-    run has started the servers itself; ``keeps``: completions run, and wait for a place, while weights change."""
+    run has started the servers itself; ``served``: ``trew serve`` has; ``keeps``: completions run, and wait for a
+    place, while weights change."""
 
     dtype: str
     vocabulary: int
@@ -59,12 +62,13 @@ class Expected:
     backend: str = "trew_files"
     plays: bool = False
     started: bool = False
+    served: bool = False
     keeps: bool = False
 
     @property
     def start(self) -> str:
-        """The command line options and variables of a server that fits."""
-        return _START.replace("BACKEND", self.backend)
+        """How a server that fits is started: by ``trew serve``, or the command line options and variables of vLLM."""
+        return _SERVE if self.served else _START.replace("BACKEND", self.backend)
 
 
 def check(endpoint: Endpoint, expected: Expected, *, root: Path) -> None:
@@ -126,7 +130,8 @@ def _of_settings(config: Mapping[str, Any], expected: Expected) -> Iterator[str]
     dtype = str(model.get("dtype")).removeprefix("torch.")
     # "None": the server does not report it.
     if dtype not in ("None", expected.dtype):
-        yield f"computes in {dtype}, the learner in {expected.dtype}; start it with --dtype {expected.dtype}"
+        way = "trew serve with --set learner.dtype=" if expected.served else "it with --dtype "
+        yield f"computes in {dtype}, the learner in {expected.dtype}; start {way}{expected.dtype}"
     length = model.get("max_model_len")
     if isinstance(length, int) and length < expected.length:
         what = "episodes" if expected.plays else "prompts and completions"
@@ -141,12 +146,12 @@ def _of_settings(config: Mapping[str, Any], expected: Expected) -> Iterator[str]
 
 def _room(expected: Expected, length: int) -> str:
     """What to do where a server has room for ``length`` tokens, which are too few."""
-    # A server that the run starts gets its length from these keys alone.
-    more = (
-        f"raise data.max_prompt_tokens by {expected.length - length}"
-        if expected.started
-        else f"start it with --max-model-len {expected.length}"
-    )
+    # A server that the run or trew serve starts gets its length from these keys alone.
+    more, lacks = f"start it with --max-model-len {expected.length}", expected.length - length
+    if expected.started:
+        more = f"raise data.max_prompt_tokens by {lacks}"
+    elif expected.served:
+        more = f"start trew serve with the run's recipe, or with data.max_prompt_tokens raised by {lacks} in its own"
     if expected.plays:
         return f"{more}, or set environment.episode_tokens to at most {length}"
     return f"{more}, or lower data.max_prompt_tokens, rollout.max_tokens or eval.max_tokens"
