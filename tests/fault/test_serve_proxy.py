@@ -159,6 +159,9 @@ def test_a_run_waits_for_a_server_that_trew_serve_starts_again(served):
     waiting.join(30)
     assert not waiting.is_alive()
     assert set(keeper.renewed) == {(0, "first")}
+    keeper.kept[0].state, keeper.kept[0].why = "starting", "it is being started"
+    with pytest.raises(ServerGone, match="was not up within 0 s: it is being started"):
+        remote.wait_for(endpoint, tell=there.told.append, seconds=0)
     keeper.kept[0].state, keeper.kept[0].why = "lost", "it is given up"
     with pytest.raises(ServerGone, match="given up"):
         remote.wait_for(endpoint, tell=there.told.append)

@@ -53,8 +53,10 @@ def wait_for(endpoint: Endpoint, *, tell: Callable[[str], None], seconds: float 
     until, told = time.monotonic() + seconds, False
     try:
         while (found := state_of(endpoint)) is not None and found.state != "up":
-            if found.state == "lost" or time.monotonic() > until:
+            if found.state == "lost":
                 raise ServerGone(f"server {endpoint}: {found.why}")
+            if time.monotonic() > until:
+                raise ServerGone(f"server {endpoint}: was not up within {seconds:g} s: {found.why}")
             if not told:
                 tell(f"server {endpoint}: {found.why}; waiting for it")
             told = True
