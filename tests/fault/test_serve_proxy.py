@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import socket
 import threading
 import time
@@ -20,6 +21,7 @@ from trew.errors import ConfigError
 from trew.rollout.vllm import handshake, remote
 from trew.rollout.vllm.client import ServerGone, ServerRefused, call
 from trew.rollout.vllm.endpoint import Endpoint
+from trew.rollout.vllm.keeper import Keeper
 from trew.rollout.vllm.proxy import ROUTES
 from vllm_help import House, as_at_first, house, made
 
@@ -182,6 +184,39 @@ def test_a_wrong_token_is_a_problem_of_the_settings(served):
 def test_a_server_without_trew_serve_has_no_state(served):
     _, keeper = served
     assert remote.wait_for(keeper.servers.endpoints[0], tell=print) is None
+
+
+class Full:
+    """A server that died, and that a full disk keeps from being started again."""
+
+    def __init__(self) -> None:
+        self.index, self.servers = 0, (self,)
+
+    def start(self, *, seconds: float) -> None:
+        """It was up once."""
+
+    def died(self) -> bool:
+        return True
+
+    def cause(self, number: int) -> str:
+        return f"server {number} ended: killed by SIGKILL"
+
+    def restart(self, number: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "0.log")
+
+    def close(self) -> None:
+        """It has ended."""
+
+
+def test_a_server_that_the_system_does_not_let_start_is_given_up_with_the_reason():
+    """Not left as one that is being started, for which runs would wait half an hour."""
+    told: list[str] = []
+    keeper = Keeper(Full(), tries=2, tell=told.append)
+    with contextlib.closing(keeper):
+        keeper.start()
+        wait_for(lambda: told and "is given up" in told[-1], lambda: told)
+    assert "server 0 cannot be started: [Errno 28] No space left on device" in keeper.lost()
+    assert "it was started 2 times again, and is given up" in told[-1]
 
 
 # ----------------------------------------------------------------------------------------------- bodies, piece by piece

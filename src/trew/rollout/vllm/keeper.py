@@ -89,7 +89,7 @@ class Keeper:
 
     def _again(self, kept: Kept) -> None:
         """Starts a server again until it answers, or gives it up."""
-        why = self.servers.cause(kept.number) or f"server {kept.number}: {kept.why or 'it made no progress'}"
+        why = self.servers.cause(kept.number) or f"server {kept.number}: it made no progress"
         # A server that was up for long starts with all its tries again.
         if time.monotonic() - kept.since > PROVEN_S:
             kept.tries = 0
@@ -102,6 +102,9 @@ class Keeper:
                 self.servers.restart(kept.number)
             except EngineError as error:
                 why = str(error)
+                continue
+            except OSError as error:  # no room for its log, or for a process: runs would wait for it for nothing
+                why = f"server {kept.number} cannot be started: {error}"
                 continue
             self._is_up(kept)
             self.tell(f"server {kept.number}: is up again; runs give it their weights before they use it")
