@@ -80,6 +80,22 @@ def test_a_server_has_its_number_in_the_run_in_what_its_actor_says(tmp_path, mon
     assert str(made) == f"server 3 (log: {tmp_path}/0.log)"
 
 
+@pytest.mark.parametrize(
+    ("gpus", "sync", "backend"),
+    [(1, "auto", "trew_stream"), (0, "auto", "trew_files"), (1, "files", "trew_files"), (0, "nccl", "trew_stream")],
+)
+def test_a_server_takes_weights_as_one_that_is_started_without_ray(tmp_path, monkeypatch, gpus, sync, backend):
+    options = ServerOptions(
+        python=Path("/py"), model=tmp_path, dtype="float32", seed=0, max_length=64, sequences=1, gpus=gpus
+    )
+    alone = ServerProcess(options, 0, sockets=tmp_path, logs=tmp_path)
+    monkeypatch.setattr(ray_actor.launch, "servers", lambda *_, **__: SimpleNamespace(servers=(alone,)))
+    config = {"model": "m", "out": "o", "cluster": {"rollout": "vllm", "servers": 1, "sync": sync}}
+    given = {"model": str(tmp_path), "folder": str(tmp_path), "config": config, "gpus": gpus}
+    [made] = ray_actor._Server._servers(ServerRequest(**REQUEST | given)).servers
+    assert made.options.backend == backend
+
+
 # -------------------------------------------------------------------------------------------------- a cluster, played
 
 

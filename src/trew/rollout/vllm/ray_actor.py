@@ -112,11 +112,13 @@ class _Server:
         own = dataclasses.replace(config, cluster=dataclasses.replace(config.cluster, servers=1))
         # No learner is on this actor's GPUs.
         made = launch.servers(own, model=Path(request.model), device="cpu", folder=Path(request.folder))
+        # Where servers get GPUs, ranks get others (config.places): weights go from one to the other.
+        backend = launch.backend(own, gpus=request.gpus, device="cuda" if request.gpus else "cpu")
         for server in made.servers:
             if bool(server.options.gpus) != bool(request.gpus):
                 build, has = ("CPUs", "GPUs") if request.gpus else ("GPUs", "none")
                 raise ConfigError(f"cluster.python: is vLLM's build for {build}, and its node has {has}")
-            server.options = dataclasses.replace(server.options, threads=request.cpus)
+            server.options = dataclasses.replace(server.options, threads=request.cpus, backend=backend)
             server.name = f"server {request.number}"  # here it is the only one
         return made
 
