@@ -14,6 +14,8 @@ def split_address(text: str) -> tuple[str, str] | None:
     (('http://127.0.0.1:8000', ''), ('http://localhost', '/run/a.sock'))
     >>> split_address("127.0.0.1:8000"), split_address("unix:a.sock"), split_address("http://host:port")
     (None, None, None)
+    >>> split_address("http://node..local:8000"), split_address("http://:password@host:8000")
+    (None, None)
     """
     if text.startswith("unix:"):
         path = text.removeprefix("unix:")
@@ -21,9 +23,11 @@ def split_address(text: str) -> tuple[str, str] | None:
     try:
         parts = urlsplit(text)
         port = parts.port
-    except ValueError:  # a port that is no number, a broken IPv6 address
+        # As a connection does, which fails with the same error for a name that no host has.
+        (parts.hostname or "").encode("idna")
+    except ValueError:  # a port that is no number, a broken IPv6 address; two dots in a row, a part that is too long
         return None
-    plain = parts.path in ("", "/") and not (parts.query or parts.fragment or parts.username)
+    plain = parts.path in ("", "/") and not (parts.query or parts.fragment or "@" in parts.netloc)
     if parts.scheme not in ("http", "https") or not parts.hostname or port is None or not plain:
         return None
     return f"{parts.scheme}://{parts.netloc}", ""
