@@ -130,6 +130,26 @@ def test_math_reads_verl_rows_numbers_and_gsm8k_and_says_which_columns_it_wants(
         load(tmp_path / "other.jsonl", "math")
 
 
+def test_levels_subjects_and_the_system_message_hold_for_verl_rows_too(tmp_path: Path) -> None:
+    def row(i: int, **more: Any) -> dict[str, Any]:
+        asked = [{"role": "user", "content": f"{i} + 1?"}]
+        kind = {"level": f"Level {1 + i % 5}", "type": "Algebra" if i % 2 else "Geometry"}
+        return {"prompt": asked, "reward_model": {"ground_truth": str(i + 1)}, "extra_info": kind, **more}
+
+    path = tmp_path / "verl.jsonl"
+    write_rows(path, [*map(row, range(20)), row(20, level=5)])  # a column counts before extra_info
+    data = load(path, "math", levels=[5], subjects=["algebra"], system="Be brief.")
+    assert {p.columns["gold"] for p in [*data.train, *data.eval]} == {"10", "20"}
+    assert [m["role"] for m in data.train[0].messages or ()] == ["system", "user"]
+    assert any("19 of 21 rows have other levels or subjects" in note for note in data.notes)
+    assert len(load(path, "math", levels=[5]).train) == 4
+    with pytest.raises(DataError, match="arguments exclude all of them"):
+        load(path, "math", levels=[5], subjects=["precalculus"])
+    write_rows(tmp_path / "text.jsonl", [row(0, prompt="1 + 1?")])
+    with pytest.raises(DataError, match="is a string prompt, which has no system message"):
+        load(tmp_path / "text.jsonl", "math", system="Be brief.")
+
+
 @pytest.mark.parametrize(
     ("solution", "found"),
     [

@@ -352,6 +352,8 @@ def test_gsm8k_reads_verl_rows_and_keeps_their_prompt(tmp_path: Path) -> None:
     assert content(prompt).startswith("question ")
     assert prompt.columns["question"].startswith("q ")
     assert prompt.columns["gold"] == prompt.columns["ground_truth"]
+    said = load_rows(tmp_path, [verl_row(i) for i in range(4)], task="gsm8k", args={"system": "Be brief."}).train[0]
+    assert next((m["role"], m["content"]) for m in said.messages or ()) == ("system", "Be brief.")
 
 
 def test_nested_values_as_json_strings_are_read(tmp_path: Path) -> None:

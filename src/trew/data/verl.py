@@ -27,8 +27,9 @@ def is_verl(split: Split, prompt_column: str = "prompt") -> bool:
     return "reward_model" in names and prompt_column in names
 
 
-def parse_row(row: Row, uid: str, prompt_column: str) -> Prompt:
-    """Parses a verl row: ``reward_model.ground_truth`` becomes the column ``ground_truth``, other columns stay."""
+def parse_row(row: Row, uid: str, prompt_column: str, *, system: str = "") -> Prompt:
+    """Parses a verl row: ``reward_model.ground_truth`` becomes the column ``ground_truth``, other columns stay.
+    ``system`` is the system message of a chat without one."""
     columns = {name: value for name, value in row.values.items() if name not in (prompt_column, "reward_model")}
     reward_model = _struct(column(row, "reward_model"), "reward_model")
     truth = reward_model.get("ground_truth")
@@ -41,7 +42,11 @@ def parse_row(row: Row, uid: str, prompt_column: str) -> Prompt:
     columns["extra_info"] = _struct(columns.get("extra_info") or {}, "extra_info")
     prompt = parse_prompt(column(row, prompt_column), prompt_column)
     if isinstance(prompt, str):
+        if system:
+            raise BadRow("is a string prompt, which has no system message; leave data.args.system out")
         return Prompt(uid, text=prompt, columns=columns)
+    if system and prompt[0]["role"] != "system":
+        prompt = ({"role": "system", "content": system}, *prompt)
     return Prompt(uid, messages=prompt, columns=columns)
 
 

@@ -63,8 +63,8 @@ class Gsm8k(Task):
         return Prompt(uid, messages=user_turn(text, system=self.system), columns={**row.values, "gold": gold})
 
     def _verl_prompt(self, row: Row, uid: str) -> Prompt:
-        """verl's rows bring their own instruction, so the prompt stays as it is."""
-        prompt = parse_row(row, uid, "prompt")
+        """verl's rows bring their own instruction, so none is appended to the prompt."""
+        prompt = parse_row(row, uid, "prompt", system=self.system)
         extra: Mapping[str, Any] = prompt.columns.get("extra_info") or {}
         own = {name: extra[name] for name in ("question", "answer") if isinstance(extra.get(name), str)}
         gold = check_number(str(prompt.columns["ground_truth"]))

@@ -7,7 +7,7 @@ Rows have ``problem`` (or ``question``), and the answer in ``gold``, in ``answer
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -90,22 +90,33 @@ class Math(Task):
     def _prompt(self, row: Row, uid: str) -> Prompt | None:
         problem = text_column(row, "problem" if "problem" in row.values else "question").strip()
         gold = _gold(row)
-        level, subject = level_of(row.values.get("level")), row.values.get("subject", row.values.get("type"))
-        if self.levels and level not in self.levels:
-            return None
-        if self.subjects and subject_key(str(subject)) not in set(map(subject_key, self.subjects)):
+        level, subject = _kind(row.values)
+        if not self._selects(level, subject):
             return None
         text = f"{problem}\n\n{self.instruction}" if self.instruction else problem
         mine = {"problem": problem, "gold": gold, "level": level, "subject": subject}
         return Prompt(uid, messages=user_turn(text, system=self.system), columns={**row.values, **mine})
 
-    def _verl_prompt(self, row: Row, uid: str) -> Prompt:
-        """verl's rows bring their own instruction, so the prompt stays as it is."""
-        prompt = parse_row(row, uid, "prompt")
+    def _selects(self, level: int | None, subject: Any) -> bool:
+        if self.levels and level not in self.levels:
+            return False
+        return not self.subjects or subject_key(str(subject)) in set(map(subject_key, self.subjects))
+
+    def _verl_prompt(self, row: Row, uid: str) -> Prompt | None:
+        """verl's rows bring their own instruction, so none is appended to the prompt. Level and subject are columns, or
+        entries of extra_info."""
+        prompt = parse_row(row, uid, "prompt", system=self.system)
+        if not self._selects(*_kind({**prompt.columns["extra_info"], **prompt.columns})):
+            return None
         gold = str(prompt.columns["ground_truth"]).strip()
         if not gold:
             raise BadRow("reward_model.ground_truth is empty")
         return Prompt(uid, text=prompt.text, messages=prompt.messages, columns={**prompt.columns, "gold": gold})
+
+
+def _kind(values: Mapping[str, Any]) -> tuple[int | None, Any]:
+    """The level and the subject of a row; None for what it does not say."""
+    return level_of(values.get("level")), values.get("subject", values.get("type"))
 
 
 def _gold(row: Row) -> str:
