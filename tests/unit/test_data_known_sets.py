@@ -383,6 +383,14 @@ def test_code_rows_convert_to_verl_with_their_tests_as_ground_truth(tmp_path: Pa
     assert grade("code_func", answer, None, **truth).score == 1
 
 
+def test_convert_writes_the_published_split_of_a_file_that_has_them_all(tmp_path: Path) -> None:
+    source, out = str(tmp_path / "mbpp.jsonl"), tmp_path / "rows.jsonl"
+    write_rows(tmp_path / "mbpp.jsonl", mbpp(3, 11, 12, 550, 602, 603, 974))
+    for split, numbers in {"train": [602, 603, 974], "test": [11, 12]}.items():
+        convert(source, str(out), task="mbpp", split=split, overwrite=True)
+        assert [row["task_id"] for row in values(out)] == numbers
+
+
 # ------------------------------------------------------------------------------------------------------- contamination
 
 

@@ -176,7 +176,8 @@ def convert(
         to: The schema: trl or verl; trew is another name for trl. Restores the columns of rows that --to verl wrote.
         task: How to read the source: gsm8k, math, countdown, mbpp, humaneval, reasoning-gym:NAME, or prompts.
         prompt_column: The column that holds the prompt (task prompts only).
-        split: train, or test (or validation) of a folder or hub set; verl's rows carry the name.
+        split: train, or test (or validation) of a folder, a hub set, or a file with all published splits (mbpp); verl's
+            rows carry the name.
         data_source: verl's name for the set, by which it picks a reward; default: the source.
         ability: verl's name for the kind of task.
         gold_column: The column of verl's ground truth; default: ground_truth, gold, answer or solution.

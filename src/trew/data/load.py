@@ -126,8 +126,9 @@ def load_eval_of_sets(
     return prompts, _rewards_of_sets({name: rewards for name, (_, rewards, _) in found.items()}), notes
 
 
-def load_prompts(config: DataConfig, *, split: str = "train", seed: int = 0) -> list[Prompt]:
-    """Loads all prompts of one split ("train", or "test" with validation as the fallback) and holds out none.
+def load_prompts(config: DataConfig, *, split: str = "", seed: int = 0) -> list[Prompt]:
+    """Loads all prompts of one split ("train", or "test" with validation as the fallback) and holds out none. Without
+    ``split`` those of a training run's source, whole: also the test rows of a file with all published splits.
 
     A procedural task gives all its training problems.
     """
@@ -135,7 +136,10 @@ def load_prompts(config: DataConfig, *, split: str = "train", seed: int = 0) -> 
     if task.makes(config.train):
         return list(task.generate(eval_size=1, seed=seed)[0])
     source = task.source(config.train)
-    return _prompts(task, task.read(source) if split == "train" else sources.read_eval(source), config)[0]
+    whole = sources.read_eval(source) if split == "test" else task.read(source)
+    wanted = {"train": ("train",), "test": sources.EVAL_SPLITS}.get(split, ())
+    parts = task.parts(whole)
+    return _prompts(task, next((parts[name] for name in wanted if name in parts), whole), config)[0]
 
 
 def check_task(name: str, accepted: Collection[str] = TASKS) -> None:
