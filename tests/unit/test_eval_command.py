@@ -128,6 +128,21 @@ def test_another_task_is_judged_by_its_own_rewards_or_by_those_that_are_set(mode
     assert (found["result"]["rewards"], found["result"]["accuracy"]["mean"]) == ({"ten": 10.0}, 0.0)
 
 
+def test_the_recipes_own_task_by_name_keeps_the_rewards_of_the_recipe(model, tmp_path):
+    own, recipe, out = tmp_path / "own.jsonl", tmp_path / "recipe.toml", tmp_path / "result.json"
+    own.write_text('{"prompt": "2 + 2 =", "answer": "4"}\n')
+    rewards = tmp_path / "own.py"
+    rewards.write_text("def ten(completions): return [10.0 for _ in completions]\n")
+    recipe.write_text(
+        f'model = "{model}"\n[data]\ntrain = "elsewhere.jsonl"\n[[rewards]]\nname = "{rewards}:ten"\n'
+        "[eval]\ncorrect_at = 11.0\n"
+    )
+    asked = {"recipe": recipe, "data": str(own), "json": out, "device": "cpu", "max_tokens": 2}
+    assert command(model, task="prompts", **asked) == 0
+    found = json.loads(out.read_text())
+    assert (found["result"]["rewards"], found["eval"]["correct_at"]) == ({"ten": 10.0}, 11.0)
+
+
 def test_everything_wrong_is_said_at_once_before_a_model_is_loaded(tmp_path):
     with pytest.raises(ConfigError) as error:
         command(

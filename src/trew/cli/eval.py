@@ -71,7 +71,7 @@ def eval(
         model: Folder, hub id, smollm2-135m-instruct, or a run (runs/x or runs/x/final), which is evaluated with its
             final weights and its own recipe; one that goes on after its end has none until it ends again.
         task: gsm8k, math, arithmetic, countdown, mbpp, humaneval, reasoning-gym:NAME, or prompts (rows with a prompt
-            column); default: the recipe's, or gsm8k.
+            column); default: the recipe's, or gsm8k. Another task than the recipe's has its own data and rewards.
         data: File, folder or hub id with the prompts: a whole file, or a test split. Default: the task's own.
         size: The most prompts to use, from the start; default: the recipe's, or 200. A run is never evaluated on what
             it was trained on: more than it held out are accepted from a file or test split of their own only.
@@ -100,8 +100,8 @@ def eval(
     if temperature is None and samples is not None:
         # Several samples need a temperature: greedy ones would be equal.
         temperature = 0.0 if k == 1 else config.eval.temperature or 1.0
-    if task is not None and recipe is not None:  # the recipe may be a run's
-        config = _of_another_task(config, task, set)
+    if task is not None and recipe is not None and task != one_set(config, "--task or --data").task:
+        config = _of_another_task(config, task, set)  # the recipe may be a run's
     config = dataclasses.replace(
         # Options of the command line over the recipe.
         config,
@@ -223,8 +223,7 @@ def _of_another_task(config: Config, task: str, overrides: Sequence[str]) -> Con
     from ..data.load import of_other_task
 
     keys = [text.partition("=")[0].strip() for text in overrides]
-    own = one_set(config, "--task or --data")
-    data = own if own.task == task else of_other_task(own, task, named=keys)
+    data = of_other_task(one_set(config, "--task or --data"), task, named=keys)
     rewards = config.rewards if any(key.partition(".")[0] == "rewards" for key in keys) else ()
     usual = EvalConfig()
     judged = [name for name in ("correct_reward", "correct_at") if not {"eval", f"eval.{name}"} & {*keys}]
