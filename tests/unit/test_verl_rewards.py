@@ -62,6 +62,16 @@ def test_rows_that_trew_has_written_have_the_columns_of_the_data(tmp_path: Path)
     assert compute_score("mine", "7", row["reward_model"]["ground_truth"], **given)["score"] == 0.0
 
 
+def test_a_function_gets_the_answer_to_a_chat_as_messages_as_in_the_recipes_own_run(tmp_path: Path) -> None:
+    code = "def same(completions, answer):\n    return [float(completions[0][0]['content'] == answer[0])]\n"
+    (tmp_path / "mine.py").write_text(code)
+    asked = Prompt("0", messages=({"role": "user", "content": "3 + 4"},), columns={"answer": "7"})
+    [row] = to_rows([asked], split="train", data_source="mine")
+    given = {"extra_info": row["extra_info"], "reward": f"{tmp_path}/mine.py:same"}
+    assert compute_score("mine", "7", row["reward_model"]["ground_truth"], **given)["score"] == 1.0
+    assert compute_score("mine", "8", row["reward_model"]["ground_truth"], **given)["score"] == 0.0
+
+
 def test_a_function_called_reward_adds_nothing_to_verl_s_own_list_of_that_name(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def reward(completions):\n    return [2.0]\n")
     found = compute_score("mine", "4", "4", reward=f"{tmp_path}/mine.py:reward")

@@ -148,6 +148,12 @@ def columns_before(extra_info: Mapping[str, Any], truth: Any) -> dict[str, Any]:
     return _restored_columns(note, truth, extra_info) if note else {}
 
 
+def was_chat(extra_info: Mapping[str, Any]) -> bool:
+    """Whether trew wrote the row with this ``extra_info``, of a prompt that was a chat."""
+    note = _noted(extra_info)
+    return bool(note) and not note["text"]
+
+
 def _noted(extra: Mapping[str, Any]) -> dict[str, Any]:
     return _struct(extra.get(NOTE) or {}, NOTE)
 

@@ -14,12 +14,13 @@ import json
 import logging
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 # Absolute imports: verl may load this file by its path, where it has no parent package.
 from trew.config import RewardConfig, build
 from trew.config.rules import of_reward
-from trew.data.verl import NOTE, columns_before
+from trew.data.verl import NOTE, columns_before, was_chat
 from trew.errors import ConfigError, DataError, RewardError
 from trew.rewards import KINDS, RewardSet
 from trew.rewards.reward_checks import text_group
@@ -32,6 +33,7 @@ BY_SOURCE = {"openai/gsm8k": "gsm8k", "DigitalLearningGmbH/MATH-lighteval": "mat
 OF_VERL = ("num_turns", "rollout_reward_scores", "split", "index", NOTE)
 # Keys of the result, and of the trainer's own list of its scores, to which a number under this name would be added.
 OWN_KEYS = ("score", "judged", "reward")
+_UNKNOWN = ({"role": "user", "content": ""},)
 _log = logging.getLogger(__name__)
 _sets: dict[str, RewardSet] = {}
 _lock = threading.Lock()
@@ -52,16 +54,20 @@ def compute_score(
     """Scores one answer: returns ``score`` (the weighted sum) and each reward's number by :func:`keys_of`.
 
     The rewards see ``ground_truth``, ``data_source`` and the entries of ``extra_info`` as columns; of rows that trew
-    has written, also the columns that these were made of. Raises DataError if the gold is missing or unreadable. Where
-    judging failed (a timeout, the sandbox), raises RewardError, or returns ``failed_score`` if given, with ``judged``
-    0.
+    has written, also the columns that these were made of. Of such rows a function in TRL's form gets the answer as in
+    the recipe's run: as messages where the prompt is a chat. Its ``prompts`` are empty. Raises DataError if the gold is
+    missing or unreadable. Where judging failed (a timeout, the sandbox), raises RewardError, or returns
+    ``failed_score`` if given, with ``judged`` 0.
     """
     chosen = _chosen(data_source, reward, args, rewards)
     extra = {k: v for k, v in (extra_info or {}).items() if k not in OF_VERL and v is not None}
     columns = {**extra, "data_source": data_source, "ground_truth": ground_truth}
     # A function that reads the gold under its own name (``answer``), or a number where verl's rows have text, finds it.
-    columns |= columns_before({**extra, NOTE: (extra_info or {}).get(NOTE)}, ground_truth)
-    [scored] = chosen.score([text_group(Prompt("verl", text="", columns=columns), [solution_str])])
+    noted = {**extra, NOTE: (extra_info or {}).get(NOTE)}
+    columns |= columns_before(noted, ground_truth)
+    # verl does not say what was asked. Of a chat, functions get answers as messages, as in the recipe's own run.
+    asked = Prompt("verl", messages=_UNKNOWN) if was_chat(noted) else Prompt("verl", text="")
+    [scored] = chosen.score([text_group(replace(asked, columns=columns), [solution_str])])
     [score] = scored.scores
     # Why a function of yours failed, at its first, second, fourth, ... failure: the status alone does not say it.
     for text in chosen.take_warnings():
