@@ -94,6 +94,7 @@ def iter_of(*replies):
         ("calc: 2 **", "error: '**' is not an operator here"),
         ("calc: __import__('os')", "error: '_' is not one of 0-9 + - * / ( )"),
         ("calc:" + "9" * 3000, "error: longer than 2000 characters"),
+        (f"calc: {' * '.join(['9' * 30] * 12)} / 1234567", "error: the value is too large"),
     ],
 )
 def test_the_calculator_answers_and_never_fails(reply, said):

@@ -41,7 +41,12 @@ def _value(expression: str) -> str:
         value = evaluate(tokenize(expression.strip()))
     except ExpressionError as error:
         return f"error: {error}"
-    return str(value) if value.denominator == 1 else str(float(value))
+    if value.denominator == 1:
+        return str(value)
+    try:
+        return str(float(value))
+    except OverflowError:
+        return "error: the value is too large"
 
 
 def _number(text: str) -> Fraction | None:
