@@ -391,6 +391,11 @@ def test_convert_writes_the_published_split_of_a_file_that_has_them_all(tmp_path
         assert [row["task_id"] for row in values(out)] == numbers
 
 
+def test_problems_that_are_made_have_no_test_split_without_a_recipe(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="split: got 'test', but task 'countdown' makes its problems"):
+        convert("", str(tmp_path / "rows.jsonl"), task="countdown", split="test")
+
+
 # ------------------------------------------------------------------------------------------------------- contamination
 
 

@@ -130,10 +130,15 @@ def load_prompts(config: DataConfig, *, split: str = "", seed: int = 0) -> list[
     """Loads all prompts of one split ("train", or "test" with validation as the fallback) and holds out none. Without
     ``split`` those of a training run's source, whole: also the test rows of a file with all published splits.
 
-    A procedural task gives all its training problems.
+    A procedural task gives all its training problems. It has no test split: ``split="test"`` raises ConfigError.
     """
     task = make_task(config)
     if task.makes(config.train):
+        if split == "test":
+            raise ConfigError(
+                f"split: got 'test', but task {config.task!r} makes its problems, and which are held out is decided by "
+                "a recipe (eval.size, seed); name the recipe in place of the task"
+            )
         return list(task.generate(eval_size=1, seed=seed)[0])
     source = task.source(config.train)
     whole = sources.read_eval(source) if split == "test" else task.read(source)
