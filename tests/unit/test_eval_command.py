@@ -143,6 +143,14 @@ def test_the_recipes_own_task_by_name_keeps_the_rewards_of_the_recipe(model, tmp
     assert (found["result"]["rewards"], found["eval"]["correct_at"]) == ({"ten": 10.0}, 11.0)
 
 
+def test_another_task_is_not_played_in_an_environment_that_makes_its_own_problems(model, tmp_path, capsys):
+    recipe, out = tmp_path / "recipe.toml", tmp_path / "result.json"
+    recipe.write_text(f'model = "{model}"\n[environment]\nname = "guess"\nturns = 2\n')
+    assert command(model, **ARITHMETIC, recipe=recipe, size=3, json=out) == 0
+    assert "on arithmetic: 3 prompts" in capsys.readouterr().out
+    assert list(json.loads(out.read_text())["result"]["rewards"]) == ["arithmetic"]
+
+
 def test_everything_wrong_is_said_at_once_before_a_model_is_loaded(tmp_path):
     with pytest.raises(ConfigError) as error:
         command(

@@ -71,7 +71,8 @@ def eval(
         model: Folder, hub id, smollm2-135m-instruct, or a run (runs/x or runs/x/final), which is evaluated with its
             final weights and its own recipe; one that goes on after its end has none until it ends again.
         task: gsm8k, math, arithmetic, countdown, mbpp, humaneval, reasoning-gym:NAME, or prompts (rows with a prompt
-            column); default: the recipe's, or gsm8k. Another task than the recipe's has its own data and rewards.
+            column); default: the recipe's, or gsm8k. Another task than the recipe's has its own data and
+            rewards, and is not played in an environment that makes its own problems.
         data: File, folder or hub id with the prompts: a whole file, or a test split. Default: the task's own.
         size: The most prompts to use, from the start; default: the recipe's, or 200. A run is never evaluated on what
             it was trained on: more than it held out are accepted from a file or test split of their own only.
@@ -219,7 +220,8 @@ def _data(config: Config, given: Mapping[str, Any]) -> Any:
 
 def _of_another_task(config: Config, task: str, overrides: Sequence[str]) -> Config:
     """The settings without what belongs to the recipe's task: its data, its rewards, what counts as correct by them,
-    and settings of demonstrations. What ``overrides`` say of these stays."""
+    settings of demonstrations, and an environment that makes its own problems, whose rewards would count in place of
+    the task's. What ``overrides`` say of these stays."""
     from ..data.load import of_other_task
 
     keys = [text.partition("=")[0].strip() for text in overrides]
@@ -228,7 +230,9 @@ def _of_another_task(config: Config, task: str, overrides: Sequence[str]) -> Con
     usual = EvalConfig()
     judged = [name for name in ("correct_reward", "correct_at") if not {"eval", f"eval.{name}"} & {*keys}]
     eval_ = dataclasses.replace(config.eval, **{name: getattr(usual, name) for name in judged})
-    return dataclasses.replace(config, data=data, rewards=rewards, eval=eval_, sft=SftConfig())
+    left = config.numbered and not any(key.partition(".")[0] == "environment" for key in keys)
+    world = EnvironmentConfig() if left else config.environment
+    return dataclasses.replace(config, data=data, rewards=rewards, eval=eval_, sft=SftConfig(), environment=world)
 
 
 def _config(model: str, recipe: Path | None, overrides: tuple[str, ...]) -> Config:
