@@ -13,8 +13,8 @@ def trial(recipe: Mapping[str, Any]) -> str:
     """The command that tries by itself what gives the rewards of a run with this recipe: the environment with its
     arguments, tools and rows, or the reward.
 
-    >>> trial({"environment": {"name": "grid", "args": {"size": 6}, "tools": ["calculator"]}})
-    'trew env grid --check --set size=6 --tools calculator'
+    >>> trial({"environment": {"name": "grid", "args": {"size": 6}, "tools": ["calculator", "python"]}})
+    'trew env grid --check --set size=6 --tools calculator --tools python'
     >>> trial({"rewards": [{"name": "gsm8k"}]})
     'trew rewards test'
     """
@@ -24,8 +24,8 @@ def trial(recipe: Mapping[str, Any]) -> str:
     words = [own["name"], "--check"]
     if args := own.get("args"):
         words += ["--set", *(f"{key}={toml_value(value)}" for key, value in args.items())]
-    if tools := own.get("tools"):
-        words += ["--tools", *tools]
+    for tool in own.get("tools") or ():  # the option takes one, and is repeated
+        words += ["--tools", tool]
     data = recipe.get("data")
     # Of several sets, the first shows how rows look.
     first = data[0] if isinstance(data, list | tuple) and data else data
