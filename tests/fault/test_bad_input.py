@@ -387,6 +387,17 @@ def finished(here: Path, capsys, *settings: str) -> Path:
     return here / "run"
 
 
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_a_run_does_not_overwrite_what_it_is_to_go_on_from(here, capsys, more):
+    """The weights were deleted first, and then looked for on the hub."""
+    run = finished(here, capsys)
+    kept = {p: p.stat().st_mtime_ns for p in (run / "final").rglob("*")}
+    again = ("--out", "run", "--overwrite", "--set", "model=run/final", *more)
+    assert fails(capsys, "train", "r.toml", *again)[0] == 2
+    assert kept == {p: p.stat().st_mtime_ns for p in (run / "final").rglob("*")} != {}
+    assert fails(capsys, "train", "r.toml", "--out", "other", "--overwrite", "--set", "model=run/final", *more)[0] == 0
+
+
 def test_a_used_folder_is_protected_and_a_lock_respected(here, capsys):
     run = finished(here, capsys)
     kept = {p: p.stat().st_mtime_ns for p in run.rglob("*")}

@@ -120,6 +120,23 @@ def test_a_folder_with_a_run_is_refused_without_a_word(tmp_path):
     assert rows(tmp_path / "r") == [{"step": 1}]
 
 
+def test_overwriting_spares_what_the_run_reads(tmp_path):
+    run = tmp_path / "r"
+    with RunFolder.open(run) as made:
+        made.log({"step": 1})
+    (run / "final").mkdir()
+    (run / "mine").mkdir()  # which overwriting leaves
+    for settings in (
+        {"model": f"{run}/final"}, {"teacher": {"model": f"{run}/final"}}, {"data": {"runs": ["none", str(run)]}},
+        {"data": ({"train": "none"}, {"train": f"{run}/metrics.jsonl"})},
+    ):  # fmt: skip
+        [found] = problems(run, overwrite=True, settings=settings)
+        assert "--overwrite" in found
+        assert problems(run, resume=True, settings=settings) == []
+    for settings in ({"model": f"{run}/mine"}, {"model": str(tmp_path)}, {"model": "x" * 9999}, {"task": str(run)}):
+        assert problems(run, overwrite=True, settings=settings) == []
+
+
 def test_a_run_that_computed_nothing_is_not_in_the_way(tmp_path):
     with RunFolder.open(tmp_path / "r") as run:
         run.write_config("steps = 1\n")

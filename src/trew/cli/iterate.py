@@ -38,7 +38,7 @@ def iterate(
     from ..iterate import iterate as run
     from ..iterate import load_recipe
     from ..iterate.rounds import LAYOUT, check
-    from ..iterate.settings import dumps
+    from ..iterate.settings import as_table, dumps
     from ..runs import problems
     from ..utils.console import Display
 
@@ -47,7 +47,8 @@ def iterate(
     display = Display()
     config = load_recipe(recipe, set, out=out)
     if dry_run:
-        busy = problems(config.policy.out, resume=resume, overwrite=overwrite, layout=LAYOUT)
+        own = as_table(config)
+        busy = problems(config.policy.out, resume=resume, overwrite=overwrite, layout=LAYOUT, settings=own)
         _, name = check(config, found=busy)
         display.line(dumps(config).rstrip())
         r, c = config.rounds, config.policy

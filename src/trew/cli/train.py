@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 import tyro
 
 from .. import runs
-from ..config import ClusterConfig, Config
+from ..config import ClusterConfig, Config, to_table
 from ..config.cluster import OF_SERVERS
 from ..errors import ConfigError, TrewError
 from ..runs import trackers
@@ -85,7 +85,8 @@ def train(
         from . import dry_run as dry
 
         # Problems of the folder and of trackers go in with the others, to be reported together.
-        busy = [*runs.problems(config.out, resume=resume, overwrite=overwrite), *trackers.problems(config.track.to)]
+        busy = runs.problems(config.out, resume=resume, overwrite=overwrite, settings=to_table(config))
+        busy += trackers.problems(config.track.to)
         given = dry.origins(recipe, set, out=out is not None, own=own) | dict.fromkeys(asked, "--replay")
         dry.show(config, given=given, found=busy, resume=resume, allow_changes=allow_changes, edited=notes)
     elif how := launch.launcher(config):

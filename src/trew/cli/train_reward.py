@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -57,7 +58,8 @@ def train_reward(
         raise ConfigError("--allow-changes: is about a run that is continued; give --resume too, or leave it out")
     settings = load_settings(recipe, set, flags=flags)
     if dry_run:
-        show(settings, found=problems(settings.out, resume=resume, overwrite=overwrite))
+        own = dataclasses.asdict(settings)
+        show(settings, found=problems(settings.out, resume=resume, overwrite=overwrite, settings=own))
         return 0
     from ..utils.console import Display
 

@@ -57,7 +57,7 @@ from ..utils.console import Display
 from . import same_data
 from .fitting import objective_problems
 from .page import write_page
-from .settings import REWARD, Recipe, dumps
+from .settings import REWARD, Recipe, as_table, dumps
 
 LAYOUT = Layout(rows="rounds.jsonl", files=("events.log", same_data.FILE), folders=("round-*",))
 
@@ -143,7 +143,7 @@ def iterate(
     """
     display = display or Display()
     out = recipe.policy.out
-    busy = problems(out, resume=resume, overwrite=overwrite, layout=LAYOUT)
+    busy = problems(out, resume=resume, overwrite=overwrite, layout=LAYOUT, settings=as_table(recipe))
     verifier, name = check(recipe, found=busy)
     with RunFolder.open(out, resume=resume, overwrite=overwrite, layout=LAYOUT) as folder:
         # Before config.toml is replaced: a refused resume leaves the run's settings as they were.

@@ -165,4 +165,9 @@ def _number_problems(rounds: Iterate) -> list[str]:
 
 def dumps(recipe: Recipe) -> str:
     """The resolved recipe as TOML, which :func:`load_recipe` reads back."""
-    return dump_table({**to_table(recipe.policy), "iterate": dataclasses.asdict(recipe.rounds)})
+    return dump_table(as_table(recipe))
+
+
+def as_table(recipe: Recipe) -> dict[str, Any]:
+    """The resolved recipe as nested plain values."""
+    return {**to_table(recipe.policy), "iterate": dataclasses.asdict(recipe.rounds)}

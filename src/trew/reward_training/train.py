@@ -7,6 +7,7 @@ the same forward pass (:mod:`.packed`, :mod:`.plain`); a step's gradient does no
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import platform
 from typing import Any
 
@@ -42,7 +43,8 @@ def train_reward(
     """
     display = display or Display()
     # Before the folder is opened: what is refused leaves none behind.
-    ready = plan(settings, found=runs.problems(settings.out, resume=resume, overwrite=overwrite))
+    own = dataclasses.asdict(settings)
+    ready = plan(settings, found=runs.problems(settings.out, resume=resume, overwrite=overwrite, settings=own))
     interrupts = Interrupts(grace_s=0)  # its steps are never left out, however long they take
     with RunFolder.open(settings.out, resume=resume, overwrite=overwrite) as folder, contextlib.ExitStack() as ending:
         if folder.resumed:

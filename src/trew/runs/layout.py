@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 from ..utils.toml import is_text
 
@@ -39,9 +41,15 @@ RUN = Layout(
 
 
 def problems(
-    folder: str | os.PathLike[str], *, resume: bool = False, overwrite: bool = False, layout: Layout = RUN
+    folder: str | os.PathLike[str],
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    layout: Layout = RUN,
+    settings: Mapping[str, Any] | None = None,
 ) -> list[str]:
-    """Returns everything that would keep a run from using ``folder``, one line each; touches nothing."""
+    """Returns everything that would keep a run from using ``folder``, one line each; touches nothing. ``settings``:
+    those of the run, as nested plain values: nothing that they name may be overwritten."""
     found = []
     if resume and overwrite:
         found.append("out: resume (--resume) continues a run and overwrite (--overwrite) deletes it; give one of them")
@@ -67,7 +75,8 @@ def problems(
         return [*found, f"out: {folder} is a file, not a folder; choose another folder for the run"]
     if not os.access(folder, os.W_OK | os.X_OK):
         return [*found, f"out: {folder} is not writable; change its permissions or choose another folder"]
-    return found + _content_problems(folder, layout, resume=resume, overwrite=overwrite)
+    found += _content_problems(folder, layout, resume=resume, overwrite=overwrite)
+    return [*found, *_read_problems(folder, layout, settings or {})] if overwrite else found
 
 
 def _content_problems(folder: Path, layout: Layout, *, resume: bool, overwrite: bool) -> list[str]:
@@ -84,6 +93,35 @@ def _content_problems(folder: Path, layout: Layout, *, resume: bool, overwrite: 
         f"out: {folder} already holds {state}; --resume continues it, --overwrite deletes it and starts over, "
         "or choose another folder",
     ]
+
+
+_READ = frozenset({"model", "reward_model", "tokenizer", "chat_template", "train", "eval", "pairs", "runs"})
+"""Last words of the settings that name files or folders which a run reads."""
+
+
+def _read_problems(folder: Path, layout: Layout, settings: Mapping[str, Any]) -> Iterator[str]:
+    """Says what the run reads of the one that it is to overwrite: a final model to go on from, or its rollouts."""
+    own = folder.resolve()
+    for name, value in _paths(settings):
+        there = Path(value).resolve()
+        if there == own or (own in there.parents and layout.owns(there.relative_to(own).parts[0])):
+            yield (
+                f"{name}: {value} belongs to the run in {folder}, which --overwrite deletes first; choose another "
+                "folder for the new run (--out), or move it out of there"
+            )
+
+
+def _paths(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """The settings that name something which exists, by dotted name."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _paths(inner, f"{name}.{key}".lstrip("."))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _paths(inner, name)
+    # lexists: no error for what cannot be a path, such as a name that is too long.
+    elif isinstance(value, str) and name.rpartition(".")[2] in _READ and os.path.lexists(value):
+        yield name, value
 
 
 def _link_problems(folder: Path, names: set[str], layout: Layout) -> list[str]:

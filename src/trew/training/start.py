@@ -122,7 +122,7 @@ def lead(
         check_nodes(orders.ranks.local_sizes, config.cluster.shard, how="the launcher started")
         launch.check_device(config, orders.ranks.device)
     busy = [
-        *runs.problems(config.out, resume=resume, overwrite=overwrite),
+        *runs.problems(config.out, resume=resume, overwrite=overwrite, settings=to_table(config)),
         *trackers.problems(config.track.to),
         *_position_problems(config, position),
     ]
