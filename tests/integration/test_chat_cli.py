@@ -116,6 +116,7 @@ REFUSED = {
     "lm hi --step 3": "--step: got 3, but lm is not the folder of a run",
     "run hi --step 9": "has no checkpoint of step 9; there are: 1, 2",
     "run/checkpoints/x hi": "is not a checkpoint",
+    "run/checkpoints/000001 hi --step 2": "--step: got 2, but run/checkpoints/000001 is the checkpoint of step 1",
     "lm --json": "no question: standard input is empty",
     "base hi": "--chat-template plain",
 }

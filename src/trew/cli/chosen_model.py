@@ -104,7 +104,10 @@ def choose(name: str, *, step: int | None, base: str, chat_template: str) -> Cho
     path = Path(name).expanduser()
     # A checkpoint's folder before a run's: its grandparent is the run.
     if path.parent.name == "checkpoints" and (run := run_of(path.parent.parent)) is not None:
-        return _of_run(run, step=_step_of(path), base=base, chat_template=chat_template)
+        own = _step_of(path)
+        if step not in (None, own):
+            raise ConfigError(f"--step: got {step}, but {name} is the checkpoint of step {own}; name the run, {run}")
+        return _of_run(run, step=own, base=base, chat_template=chat_template)
     if (run := run_of(path)) is not None:
         return _of_run(run, step=step, base=base, chat_template=chat_template, final=path != run)
     if step is not None:
