@@ -218,6 +218,21 @@ def test_mbpp_takes_the_published_splits_of_the_whole_file(tmp_path: Path) -> No
     assert len(load(tmp_path / "part.jsonl", "mbpp", n=2).train) == 6  # one split alone: rows are held out
 
 
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_mbpp_rows_that_were_prepared_keep_their_harder_tests(tmp_path: Path, suffix: str) -> None:
+    """Without them, challenge = true graded no more than before, without a word."""
+    rows = mbpp(*range(700, 704))
+    rows[1]["challenge_test_list"] = ["assert add701(5) == 706"]
+    write_rows(tmp_path / "mbpp.jsonl", rows)
+    for name, pairs in (("plain", ()), ("harder", ("challenge=true",))):
+        prepare("mbpp", source=str(tmp_path / "mbpp.jsonl"), out=str(tmp_path / name), format=suffix, set=pairs,
+                unchecked=True)  # fmt: skip
+        train = tmp_path / name / f"train.{suffix}"
+        made = {p.uid: p for p in Mbpp(challenge=True).prompts(read_train(str(train)))}
+        assert [len(made[uid].columns["asserts"]) for uid in ("700", "701")] == [2, 3]
+    assert len(Mbpp().prompts(read_train(str(tmp_path / "plain" / f"train.{suffix}")))[1].columns["asserts"]) == 2
+
+
 def test_mbpp_prompt_names_the_function_and_shows_only_some_tests(tmp_path: Path) -> None:
     write_rows(tmp_path / "train.jsonl", mbpp(*range(700, 704)))
     prompt = load(tmp_path / "train.jsonl", "mbpp").train[0]

@@ -84,7 +84,10 @@ class Mbpp(Task):
 
     def prepared(self, prompt: Prompt) -> dict[str, Any]:
         names = ("task_id", "text", "reference", "entry_point", "asserts", "setup")
-        return {name: prompt.columns[name] for name in names if name in prompt.columns}
+        kept = {name: prompt.columns[name] for name in names if name in prompt.columns}
+        # For runs that ask for the harder tests. Rows without any lack the column: an empty list has no type there.
+        harder = prompt.columns.get("challenge_test_list")
+        return kept | {"challenge_test_list": harder} if harder else kept
 
     def _prompt(self, row: Row, uid: str) -> Prompt | None:
         values = row.values
@@ -105,7 +108,8 @@ class Mbpp(Task):
     def _all_asserts(self, row: Row) -> list[str]:
         asserts = _asserts(row, "asserts" if "asserts" in row.values else "test_list")
         if self.challenge and row.values.get("challenge_test_list"):
-            asserts += _asserts(row, "challenge_test_list")
+            # Rows that were prepared with them have them among the others already.
+            asserts += [harder for harder in _asserts(row, "challenge_test_list") if harder not in asserts]
         return asserts
 
     def _question(self, text: str, entry: str, asserts: Sequence[str]) -> str:
