@@ -68,6 +68,19 @@ def test_each_step_learns_from_the_weights_of_two_steps_ago(server, folder, stal
     assert training_rows(stale)[3]["canary_gap"] is None, "nothing could be compared"
 
 
+def test_with_a_correction_the_kl_of_one_update_is_that_to_the_sampler(server, folder):
+    """It was that of the policy to itself: 0, whatever the policy had moved since it sampled."""
+    set_ = ("--set", "steps=3", "objective.beta=0.0")
+    for out, more in (("corrected", ("objective.correction=tis",)), ("plain", ())):
+        server.run("train", "r.toml", "--out", out, *set_, *more, cwd=folder)
+    corrected, plain = training_rows(folder / "corrected"), training_rows(folder / "plain")
+    assert all("kl_old" not in row and row["kl"] == row["kl_rollout"] for row in corrected)
+    assert corrected[2]["kl"] > 1e-3
+    # Without one, the sampler is what the ratio is measured against.
+    assert "kl_old" not in plain[0]
+    assert all(row["kl_old"] == row["kl_rollout"] == row["kl"] > 1e-3 for row in plain[1:])
+
+
 @pytest.mark.parametrize(
     "settings",
     [

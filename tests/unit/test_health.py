@@ -72,6 +72,13 @@ def test_each_rule_speaks_once_when_it_begins_to_hold_and_says_what_to_do(rule, 
     assert rule in Health(Facts.of(TABLE)).facts.health.__dataclass_fields__ or rule == "stale"
 
 
+def test_the_distance_of_older_rollouts_is_not_said_to_be_that_of_one_step():
+    for key in ({"rollout": {"stale_steps": 1}}, {"cluster": {"staleness": 1}}, {"rollout": {"replay": "runs/a"}}):
+        (found,) = findings(changed(30, kl_old=0.2), key)
+        assert "the policy is 0.2 nats per token from the one that its ratio is measured against" in found.text
+        assert "updates of one step" not in found.text
+
+
 def test_a_healthy_run_is_left_alone():
     assert findings(healthy(), TABLE) == []
     assert findings(healthy(8), TABLE) == []

@@ -192,6 +192,8 @@ def kl_old(h: History, f: Facts) -> str:
     values = h.newest("kl_old")
     if not values or min(values) < f.health.kl_old:
         return ""
+    if f.stale_steps or f.staleness or f.replays:  # without a correction, from the policy that sampled, steps ago
+        return f"the policy is {values[-1]:.3g} nats per token from the one that its ratio is measured against"
     return f"the updates of one step move the policy by {values[-1]:.3g} nats per token"
 
 
@@ -316,7 +318,10 @@ ADVICE = {
         "the policy is far from where it began. Lower learner.lr, raise objective.beta, and look at completions in "
         "rollouts/: the text may have become unreadable"
     ),
-    "kl_old": "that is more than a trust region is made for. Lower learner.lr, or learner.inner_updates",
+    "kl_old": (
+        "that is more than a trust region is made for. Lower learner.lr, learner.inner_updates, or the age of rollouts "
+        "(cluster.staleness, rollout.stale_steps)"
+    ),
     "ratio": (
         "updates move single tokens too far, or sampler and learner are not the same policy (canary_gap in the "
         "metrics). Lower learner.lr, or learner.inner_updates"

@@ -57,6 +57,9 @@ def _learned(attempt: Attempt, version: int) -> dict[str, Any]:
         row["explained_variance"] = explained_variance(batch.values, returns=batch.returns, mask=batch.mask)
     if rollouts.baselines is not None:
         row |= _baseline_row(rollouts.baselines)
+    # Of rollouts of older weights with a correction, one update measures it from the policy itself: 0, and no distance.
+    if len(updates) < 2 and batch.old_logprobs is not batch.rollout_logprobs:
+        row.pop("kl_old", None)
     # setdefault: a reference's KL has come with the update's metrics.
     # Without a reference model, "kl" is the distance that the updates moved, or the one between learner and sampler.
     row.setdefault("kl", row.get("kl_old", row.get("kl_rollout")))
