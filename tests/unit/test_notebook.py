@@ -216,7 +216,7 @@ def test_curves_are_a_picture_of_all_runs(tmp_path):
         folder.mkdir()
         rows = [f'{{"step": {i}, "reward": {i / 10 * end}, "accuracy": 0.5}}\n' for i in range(1, 11)]
         rows.append('{"step": 10, "eval_accuracy": 0.5, "eval_low": 0.4, "eval_high": 0.6, "eval_n": 9}\n')
-        rows.append('{"step": 20, "eval_accuracy": 0.5}\n')  # no interval
+        rows.append('{"step": 20, "eval_accuracy": 0.9}\n')  # no interval
         (folder / "metrics.jsonl").write_text("".join(rows))
     picture = trew.curves(tmp_path / "a", str(tmp_path / "b"), metrics=["reward", "accuracy"])
     svg = picture._repr_svg_()
@@ -224,6 +224,9 @@ def test_curves_are_a_picture_of_all_runs(tmp_path):
     for name in ("a reward", "b accuracy", "a held out, 95 %"):
         assert name in svg
     assert trew.curves(tmp_path / "a", metrics="reward") == trew.curves(tmp_path / "a", metrics=["reward"])
+    # The mean is over steps: the last five have one evaluation.
+    held_out = {"metrics": ["eval_accuracy"]}
+    assert trew.curves(tmp_path / "a", **held_out) == trew.curves(tmp_path / "a", **held_out, window=1)
     with pytest.raises(ConfigError, match=r"metrics: got 'rewrad' \(did you mean 'reward'\?\), accepts reward, "):
         trew.curves(tmp_path / "a", metrics=["accuracy", "rewrad"])
     with pytest.raises(ConfigError, match="got no run"):

@@ -128,6 +128,11 @@ def test_running_mean_is_of_the_last_known_values():
     assert running_mean([2.0, 4.0, math.nan, 6.0, 8.0], window=3) == [2.0, 3.0, None, 4.0, 6.0]
 
 
+def test_running_mean_of_steps_leaves_out_what_lies_further_back():
+    assert running_mean([1.0, math.nan, 3.0, 5.0, 9.0], window=3, steps=[1, 2, 3, 4, 14]) == [1.0, None, 2.0, 4.0, 9.0]
+    assert running_mean([0.0, 0.3, 0.6], window=5, steps=[0, 10, 20]) == [0.0, 0.3, 0.6]  # evaluations
+
+
 finite = st.floats(-1e12, 1e12, allow_nan=False)
 
 

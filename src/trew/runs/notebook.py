@@ -105,7 +105,7 @@ def _series(
     label = f"{named}held out{', 95 %' * known}" if evals else ""
     return (
         Series("", x, y, style="faint", colour=colour),
-        Series(f"{named}{metric}", x, running_mean(y, window=window), colour=colour),
+        Series(f"{named}{metric}", x, running_mean(y, window=window, steps=x), colour=colour),
         Series(label, [row["step"] for row in evals], *held_out, style="points", colour=colour),
     )
 

@@ -54,8 +54,8 @@ HELP: dict[str, str] = {
     "accuracy": "share of the step's completions that are correct",
     "entropy": "mean entropy of the policy per sampled token, in nats, at temperature 1",
     "kl": "mean KL estimate per token in nats: to the reference model, or to the policy before the step",
-    "kl_old": "the KL estimate to the policy before the step's first update; of older completions without a correction, "
-    "to the one that sampled them",
+    "kl_old": "the KL estimate to the policy before the step's first update; of older completions without a "
+    "correction, to the one that sampled them",
     "kl_teacher": "mean log-prob of the sampling policy minus the teacher's, in nats per token: their reverse KL",
     "kl_rollout": "the KL estimate between the log-probs of learner and engine",
     "ratio": "importance ratio of current to old policy, mean over tokens",

@@ -352,7 +352,7 @@ def _curve(run: RunData, metric: str, name: str, colour: int, *, alone: bool) ->
     series: list[Series] = []
     # Short curves show their values alone.
     if len(steps) >= _SMOOTH_FROM:
-        smooth = running_mean(values, window=_WINDOW)
+        smooth = running_mean(values, window=_WINDOW, steps=steps)
         mean = f"mean of the last {_WINDOW} steps" if alone else f"{name}, mean of the last {_WINDOW}"
         series = [
             Series("each step" if alone else "", steps, values, style="faint", colour=colour),

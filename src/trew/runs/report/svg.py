@@ -83,20 +83,25 @@ def escaped(text: str) -> str:
     return escape(visible(text))
 
 
-def running_mean(y: Values, *, window: int) -> list[float | None]:
-    """At each known value, the mean of the last ``window`` known values.
+def running_mean(y: Values, *, window: int, steps: Sequence[int] | None = None) -> list[float | None]:
+    """At each known value, the mean of the last ``window`` known values; with ``steps``, which the values are of, the
+    mean of those of the last ``window`` steps: between the values of a metric that few steps have, many may lie.
 
     >>> running_mean([1.0, 3.0, None, 5.0], window=2)
     [1.0, 2.0, None, 4.0]
+    >>> running_mean([1.0, 3.0, 5.0], window=2, steps=[1, 2, 12])
+    [1.0, 2.0, 5.0]
     """
-    last: list[float] = []
+    last: list[tuple[int, float]] = []
     means: list[float | None] = []
-    for value in y:
+    for i, value in enumerate(y):
         if not _known(value):
             means.append(None)
             continue
-        last = [*last, float(value)][-window:]  # type: ignore[arg-type]
-        means.append(sum(last) / len(last))
+        last = [*last, (i if steps is None else steps[i], float(value))][-window:]  # type: ignore[arg-type]
+        if steps is not None:
+            last = [(step, known) for step, known in last if step > last[-1][0] - window]
+        means.append(sum(known for _, known in last) / len(last))
     return means
 
 
