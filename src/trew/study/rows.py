@@ -39,7 +39,7 @@ class Row:
     failed: str
     error: str
     entropy: tuple[float | None, float | None]  # of the first and the last step
-    kl: float | None  # the largest of a step, to the policy that the step began with
+    kl: float | None  # the largest of a step, to the policy that its ratio is measured against
     clipped: float | None  # means over steps
     truncated: float | None
     no_signal: float | None
