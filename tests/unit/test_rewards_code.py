@@ -246,6 +246,22 @@ def test_asserts_that_give_the_function_no_plain_value_are_the_rows_fault(sandbo
     assert "no plain value" in verdict.detail
 
 
+@pytest.mark.parametrize(
+    ("program", "test"),
+    [
+        (
+            "class E(BaseException): pass\nE.__name__ = 'an argument is no plain value'\ndef f(x): raise E",
+            "abs(f(1)) < 2",
+        ),
+        ("def f(x): return object()", "f(f(1)) == 1"),
+        ("def f(x):\n    for _ in range(100): x = [x]\n    return x", "f(f(1)) == 1"),
+    ],
+)
+def test_a_program_cannot_put_its_own_failure_on_the_asserts(sandbox, program, test):
+    verdict = grade("code_func", f"```python\n{program}\n```", None, entry_point="f", asserts=[f"assert {test}"])
+    assert (verdict.score, verdict.status) == (0.0, "scored"), verdict.detail
+
+
 # ---- blocks
 
 
