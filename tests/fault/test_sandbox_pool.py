@@ -269,3 +269,26 @@ def test_the_self_test_notices_every_leak(what, monkeypatch):
     assert what in choose.self_test(design)
     monkeypatch.undo()
     assert choose.self_test(design) == ""
+
+
+SPIN = "import os\nos.sched_setaffinity(0, {cpu})\n{more}\nprint(flush=True)\nwhile True: pass"
+
+
+def test_a_long_wait_for_a_processor_is_no_sleep():
+    cpu = {min(os.sched_getaffinity(0))}
+    # The kernel adds a wait up when it ends. Of the lowest class, which a spinning neighbour keeps from running.
+    patient = SPIN.format(cpu=cpu, more="os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))")
+    with contextlib.ExitStack() as stack:
+        started = []
+        for program in (patient, SPIN.format(cpu=cpu, more="")):
+            one = stack.enter_context(subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE))
+            stack.callback(one.kill)
+            assert one.stdout is not None
+            one.stdout.readline()
+            started.append(one)
+        watch, end = tree.UsageWatch(started[0].pid), time.monotonic() + 1.5
+        while time.monotonic() < end:
+            time.sleep(0.02)
+            usage = watch.look()
+    assert usage.cpu < 1.2, "it did not wait"
+    assert usage.idle < 0.1

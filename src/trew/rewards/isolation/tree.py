@@ -31,13 +31,18 @@ class UsageWatch:
     def __init__(self, root: int):
         self.root = root
         self._at = time.monotonic()
-        self._ran: dict[int, int] = {}  # by thread: nanoseconds it ran or waited to run, at the last sample
+        # By thread: nanoseconds it ran or waited to run, and the time of the last sample before they grew.
+        self._ran: dict[int, tuple[int, float]] = {}
         self._used: dict[int, float] = {}  # by process: seconds of CPU, including processes that have ended
+        self._cpu = 0.0
         self._idle = 0.0
+        self._gap = 0.0  # seconds without a sign of work, in which a thread may have waited for a processor
 
     def look(self) -> Usage:
         now = time.monotonic()
-        busiest, ran, inherited, resident, tasks = 0, {}, 0.0, 0, 0
+        busiest, inherited, resident, tasks = 0, 0.0, 0, 0
+        ran: dict[int, tuple[int, float]] = {}
+        owners: dict[int, int] = {}
         for process in [self.root, *descendants(self.root)]:
             try:
                 with open(f"/proc/{process}/stat", "rb") as file:
@@ -55,16 +60,43 @@ class UsageWatch:
             resident += int(fields[21]) * _PAGE
             tasks += len(threads)
             for thread in threads:
-                ran[thread] = _scheduled(process, thread)
-                busiest = max(busiest, ran[thread] - self._ran.get(thread, 0))
-        # The busiest thread stands for the tree: the sum over parallel threads can exceed the time that passed.
-        passed = now - self._at
-        if busiest / 1e9 < passed / 2:  # a smaller gap is within the error of these samples on a loaded machine
-            self._idle += passed - busiest / 1e9
-        self._at, self._ran = now, ran
+                before, since = self._ran.get(thread, (0, self._at))
+                there = _scheduled(process, thread)
+                ran[thread], owners[thread] = (there, since if there == before else self._at), process
+                busiest = max(busiest, there - before)
         # Two lower bounds of the CPU time, neither complete: cutime and cstime miss children that were not reaped, the
         # sum of samples misses processes that lived between two of them.
-        return Usage(max(inherited, sum(self._used.values())), self._idle, resident, tasks)
+        cpu = max(inherited, sum(self._used.values()))
+        # The busiest thread stands for the tree: the sum over parallel threads can exceed the time that passed. Threads
+        # that take turns, and processes too short to be sampled, show in the CPU time alone.
+        passed = now - self._at
+        self._add_gap(passed - max(busiest / 1e9, min(cpu - self._cpu, passed)), passed)
+        self._at, self._ran, self._cpu = now, ran, cpu
+        self._settle(owners)
+        return Usage(cpu, self._idle, resident, tasks)
+
+    def _add_gap(self, seconds: float, passed: float) -> None:
+        """Counts the time of an interval in which nothing ran; below 0 where a thread ran or waited for longer than the
+        interval: the kernel adds a wait up when it ends, and it began in earlier ones."""
+        # A smaller gap is within the error of these samples on a loaded machine.
+        if seconds > passed / 2 or seconds < 0:
+            self._gap = max(self._gap + seconds, 0.0)
+
+    def _settle(self, owners: dict[int, int]) -> None:
+        """Takes a gap for idle time, but for as long as a thread that is ready to run has not got a processor."""
+        if self._gap:
+            waits = [self._at - since for thread, (_, since) in self._ran.items() if _ready(owners[thread], thread)]
+            idle = max(self._gap - max(waits, default=0.0), 0.0)
+            self._idle, self._gap = self._idle + idle, self._gap - idle
+
+
+def _ready(process: int, thread: int) -> bool:
+    """Whether a thread runs or waits for a processor."""
+    try:
+        with open(f"/proc/{process}/task/{thread}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[:1] == [b"R"]
+    except OSError:  # it ended since
+        return False
 
 
 def _scheduled(process: int, thread: int) -> int:
