@@ -245,3 +245,8 @@ def test_asserts_about_what_an_argument_has_become_are_no_gold(test):
 )
 def test_asserts_may_use_an_argument_again(test):
     assert not isinstance(code.func_tests({"entry_point": "f", "asserts": [test]}), str)
+
+
+def test_a_value_that_no_set_can_hold_is_not_outside_of_it():
+    assert asserted("def f(x): return [x]", "assert f(1) not in {2, 3}").score == 0
+    assert asserted("def f(x): return x", "assert f(1) not in {2, 3}", "assert f(2) in {2: 0}").score == 1
