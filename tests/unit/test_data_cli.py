@@ -133,6 +133,25 @@ def test_convert_a_recipe_says_its_own_task(tmp_path: Path) -> None:
         convert("rows.jsonl", str(tmp_path / "o.jsonl"), set=("seed=1",))
 
 
+def test_convert_demonstrations_and_pairs_to_the_columns_that_trainers_read(tmp_path: Path) -> None:
+    asked = [{"role": "user", "content": "1 + 1?"}]
+    said = [{"role": "assistant", "content": "2"}]
+    files = {
+        "demonstrations": ({"messages": [*asked, *said]}, {"prompt": asked, "completion": said}),
+        "pairs": ({"chosen": [*asked, *said], "rejected": [*asked, {"role": "assistant", "content": "3"}]},
+                  {"prompt": asked, "chosen": "2", "rejected": "3"}),
+    }  # fmt: skip
+    for task, (row, expected) in files.items():
+        source, out = tmp_path / f"{task}.jsonl", tmp_path / f"{task}-out.jsonl"
+        write_rows(source, [row])
+        convert(str(source), str(out), task=task)
+        assert values(out) == [expected]
+        convert(str(out), str(tmp_path / f"{task}-again.jsonl"), task=task)
+        assert values(tmp_path / f"{task}-again.jsonl") == [expected]
+        with pytest.raises(ConfigError, match=f"--to: got 'verl'.* of task '{task}'"):
+            convert(str(source), str(tmp_path / "v.parquet"), task=task, to="verl")
+
+
 def test_convert_ground_truths_of_several_types_become_strings(tmp_path: Path) -> None:
     path, out = tmp_path / "d.jsonl", tmp_path / "verl.parquet"
     golds = ["72", 72, 1.5, {"a": 1}, [1, 2], True]

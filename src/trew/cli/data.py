@@ -174,7 +174,8 @@ def convert(
             recipe (.toml), for the prompts that its run trains on (split train) or evaluates on (test).
         out: The file to write, .jsonl or .parquet.
         to: The schema: trl or verl; trew is another name for trl. Restores the columns of rows that --to verl wrote.
-        task: How to read the source: gsm8k, math, countdown, mbpp, humaneval, reasoning-gym:NAME, or prompts.
+        task: How to read the source: gsm8k, math, countdown, mbpp, humaneval, reasoning-gym:NAME, prompts, or
+            demonstrations, rollouts or pairs, which verl's schema has no place for.
         prompt_column: The column that holds the prompt (task prompts only).
         split: train, or test (or validation) of a folder, a hub set, or a file with all published splits (mbpp); verl's
             rows carry the name.
@@ -184,8 +185,8 @@ def convert(
         set: key=value, changes to the recipe.
         overwrite: Replace an existing file.
     """
-    from ..config import DataConfig
-    from ..data import load_prompts, trl, verl
+    from ..config import DEMONSTRATED, DataConfig
+    from ..data import load_prompts, verl
     from ..data.files import write_rows
     from ..errors import ConfigError
 
@@ -195,13 +196,19 @@ def convert(
         raise ConfigError(problems)
     _refuse_existing([path], overwrite)
     # Read in any schema that training reads, into prompts; written in the schema of the trainer.
+    config = DataConfig(task=task, train=source, prompt_column=prompt_column)
     if _is_recipe(source):
         config, prompts = _of_recipe(source, set, split)
         task, source = config.task, config.train or config.task
     else:
-        prompts = load_prompts(DataConfig(task=task, train=source, prompt_column=prompt_column), split=split)
+        prompts = load_prompts(config, split=split)
     if to != "verl":
-        rows = trl.to_rows([verl.restored(prompt) for prompt in prompts])
+        rows = _trl_rows(config, prompts)
+    elif task in DEMONSTRATED:
+        raise ConfigError(
+            f"--to: got 'verl', whose rows are prompts with a gold answer, accepts 'trl' or 'trew' for the answers of "
+            f"task {task!r}"
+        )
     else:
         home = data_source or _VERL_SOURCES.get(task, source)
         rows = verl.to_rows(prompts, split=split, data_source=home, ability=ability, gold_column=gold_column)
@@ -212,6 +219,17 @@ def convert(
 
 
 # --------------------------------------------------------------------------------------------------------------------
+
+
+def _trl_rows(config: DataConfig, prompts: Sequence[Prompt]) -> list[dict[str, Any]]:
+    """The rows of TRL's trainers, which trew reads too."""
+    from ..config import PAIRED
+    from ..data import make_task, trl, verl
+
+    # Their prompts keep the answers in a column of our own, which no trainer reads. Rollouts have theirs as texts too.
+    if config.task in ("demonstrations", PAIRED):
+        return [make_task(config).prepared(prompt) for prompt in prompts]
+    return trl.to_rows([verl.restored(prompt) for prompt in prompts])
 
 
 def _write_splits(rows: Mapping[str, Sequence[dict[str, Any]]], targets: Mapping[str, Path]) -> None:
