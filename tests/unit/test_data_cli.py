@@ -152,6 +152,13 @@ def test_convert_demonstrations_and_pairs_to_the_columns_that_trainers_read(tmp_
             convert(str(source), str(tmp_path / "v.parquet"), task=task, to="verl")
 
 
+def test_convert_refuses_a_recipe_whose_environment_makes_its_problems(tmp_path: Path) -> None:
+    recipe = tmp_path / "r.toml"
+    recipe.write_text('model = "m"\nsteps = 1\n[environment]\nname = "guess"\n')
+    with pytest.raises(ConfigError, match="environment 'guess' makes its own problems"):
+        convert(str(recipe), str(tmp_path / "o.jsonl"))
+
+
 def test_convert_ground_truths_of_several_types_become_strings(tmp_path: Path) -> None:
     path, out = tmp_path / "d.jsonl", tmp_path / "verl.parquet"
     golds = ["72", 72, 1.5, {"a": 1}, [1, 2], True]

@@ -275,9 +275,15 @@ def _of_recipe(path: str, changes: Sequence[str], split: str) -> tuple[DataConfi
     """The [data] table of a recipe, and the prompts that its run trains or evaluates on."""
     from ..config import load, one_set
     from ..data import load_task
+    from ..errors import ConfigError
 
     config = load(path, changes)
     data = one_set(config, "trew data convert")
+    if config.numbered:
+        raise ConfigError(
+            f"{path}: its environment {config.environment.name!r} makes its own problems, so that there are no rows to "
+            "convert; give a recipe with data, or a file"
+        )
     found = load_task(data, eval_size=config.eval.size, seed=config.seed)
     _notes(found.notes)
     return data, found.train if split == "train" else found.eval
