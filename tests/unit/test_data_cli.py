@@ -159,6 +159,17 @@ def test_convert_refuses_a_recipe_whose_environment_makes_its_problems(tmp_path:
         convert(str(recipe), str(tmp_path / "o.jsonl"))
 
 
+def test_convert_says_that_overlong_prompts_are_not_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = tmp_path / "r.toml"
+    recipe.write_text('model = "m"\nsteps = 1\n[data]\ntask = "arithmetic"\nmax_prompt_tokens = 3\n')
+    convert(str(recipe), str(tmp_path / "a.jsonl"))
+    assert "overlong" not in capsys.readouterr().out
+    convert(str(recipe), str(tmp_path / "b.jsonl"), set=("data.overlong=drop",))
+    assert "more than data.max_prompt_tokens = 3 tokens are written as they are" in capsys.readouterr().out
+
+
 def test_convert_ground_truths_of_several_types_become_strings(tmp_path: Path) -> None:
     path, out = tmp_path / "d.jsonl", tmp_path / "verl.parquet"
     golds = ["72", 72, 1.5, {"a": 1}, [1, 2], True]

@@ -284,6 +284,12 @@ def _of_recipe(path: str, changes: Sequence[str], split: str) -> tuple[DataConfi
             f"{path}: its environment {config.environment.name!r} makes its own problems, so that there are no rows to "
             "convert; give a recipe with data, or a file"
         )
+    if data.overlong != "error" and not config.demonstrates:
+        _say(
+            f"note: lengths are not counted here: prompts of more than data.max_prompt_tokens = "
+            f"{data.max_prompt_tokens} tokens are written as they are, and the run's data.overlong = "
+            f"{data.overlong!r} is not applied"
+        )
     found = load_task(data, eval_size=config.eval.size, seed=config.seed)
     _notes(found.notes)
     return data, found.train if split == "train" else found.eval
