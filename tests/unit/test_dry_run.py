@@ -174,3 +174,24 @@ def test_what_changed_since_a_run_began_is_shown_or_refused_as_the_run_would(her
     assert "learner.lr: the run was started with" in dry(capsys, *other, code=2)
     assert "learner.lr: the run was started with" in dry(capsys, *other, "--allow-changes")
     assert "add --resume" in dry(capsys, "--allow-changes", code=2)
+
+
+def test_the_openings_of_episodes_are_shown_as_the_model_reads_them(here, capsys):
+    """The rows were, with their number of tokens: for numbered episodes 'episode 7', which no model reads."""
+    (here / "tools.py").write_text(
+        'def capital(country: str) -> str:\n    """Looks it up.\n\n    Args:\n        country: its name\n    """\n'
+    )
+    (here / "r.toml").write_text(
+        'model = "model"\nsteps = 2\n[environment]\nname = "guess"\ntools = ["tools.py:capital"]\nworkers = 1\n'
+        "[objective]\nbeta = 0.0\n[rollout]\nprompts = 2\nmax_tokens = 4\n"
+    )
+    said = dry(capsys)
+    data = next(line for line in said.splitlines() if line.startswith("data: "))
+    most = int(data.removeprefix("data: 1000 training and 200 held-out prompts; the openings that were tried have up "
+                                 "to ").removesuffix(" tokens"))  # fmt: skip
+    heads = [line for line in said.splitlines() if " of step 1: episode-" in line]
+    assert len(heads) == 3
+    assert all(f", {most} tokens " in head for head in heads)  # all begin alike
+    assert said.count("Looks it up.") == 3  # tools that the template does not show are described in the messages
+    assert "│ episode " not in said
+    assert "a reply ends with <|im_end|> (258), or is cut off after 4 tokens" in said

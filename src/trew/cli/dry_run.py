@@ -128,8 +128,9 @@ def show(
         _data(display, plan)
         # In the order of the run, so that these are its first prompts.
         order = prompt_order(plan.config, plan.train)
-        for number, index in enumerate(order.take(0, min(SHOWN, len(plan.train))), 1):
-            _prompt(display, plan, number, plan.train[index])
+        first = [plan.train[index] for index in order.take(0, min(SHOWN, len(plan.train)))]
+        for number, (prompt, (text, count)) in enumerate(zip(first, _as_read(plan, first), strict=True), 1):
+            _prompt(display, plan, prompt, text, f"prompt {number} of step 1: {prompt.uid}, {count} tokens")
         _ends(display, plan)
     # ---- what it would take
     _plan(display, plan)
@@ -154,11 +155,11 @@ def _heading(display: Display, text: str) -> None:
 def _data(display: Display, plan: Plan) -> None:
     """Prints the number and lengths of prompts, and what each reward finds in them."""
     _heading(display, "data and rewards")
-    lengths = sorted(len(plan.renderer.encode(p)) for p in plan.train)
-    display.line(
-        f"data: {len(plan.train)} training and {len(plan.eval)} held-out prompts; training prompts have "
-        f"{spread(lengths)}"
-    )
+    if plan.episodes is not None:  # what the model reads is not the row
+        have = f"the openings that were tried have up to {plan.longest} tokens"
+    else:
+        have = f"training prompts have {spread(sorted(len(plan.renderer.encode(p)) for p in plan.train))}"
+    display.line(f"data: {len(plan.train)} training and {len(plan.eval)} held-out prompts; {have}")
     for line in mixture_lines(plan.config, plan.train, plan.eval):
         display.line(line)
     for line in reward_lines(plan.rewards, [*plan.train, *plan.eval]):
@@ -203,11 +204,19 @@ def reward_lines(rewards: RewardSet, prompts: Sequence[Prompt]) -> list[str]:
     return lines
 
 
-def _prompt(display: Display, plan: Plan, number: int, prompt: Prompt) -> None:
-    """Prints one prompt as the model reads it, between marks that make trailing white space visible."""
-    count = len(plan.renderer.encode(prompt))
-    _heading(display, f"prompt {number} of step 1: {prompt.uid}, {count} tokens")
-    lines = plan.renderer.render(prompt).split("\n")
+def _as_read(plan: Plan, prompts: Sequence[Prompt]) -> list[tuple[str, int]]:
+    """Prompts as the model reads them, each with its number of tokens; with an environment, how episodes begin."""
+    from ..training import episodes
+
+    if plan.episodes is not None:
+        return episodes.openings(plan.config, plan.episodes, prompts)
+    return [(plan.renderer.render(prompt), len(plan.renderer.encode(prompt))) for prompt in prompts]
+
+
+def _prompt(display: Display, plan: Plan, prompt: Prompt, text: str, heading: str) -> None:
+    """Prints one prompt as the model reads it, ``text``, between marks that make trailing white space visible."""
+    _heading(display, heading)
+    lines = text.split("\n")
     if len(lines) > LINES:
         half = LINES // 2
         lines = [*lines[:half], f"... {len(lines) - 2 * half} lines ...", *lines[-half:]]
@@ -245,7 +254,8 @@ def _ends(display: Display, plan: Plan) -> None:
     tokens = [f"{renderer.tokenizer.convert_ids_to_tokens(i)} ({i})" for i in sorted(renderer.stop_ids)]
     ends = [*tokens, *map(repr, strings)]
     most = plan.config.rollout.max_tokens
-    display.line("\n" + visible(f"a completion ends with {' or '.join(ends)}, or is cut off after {most} tokens"))
+    what = "completion" if plan.episodes is None else "reply"
+    display.line("\n" + visible(f"a {what} ends with {' or '.join(ends)}, or is cut off after {most} tokens"))
 
 
 def _plan(display: Display, plan: Plan) -> None:

@@ -165,6 +165,17 @@ def prepare(config: Config, prompts: Sequence[Prompt], renderer: Renderer, *, po
     return plan
 
 
+def openings(config: Config, plan: EpisodePlan, prompts: Sequence[Prompt]) -> list[tuple[str, int]]:
+    """How episodes on ``prompts`` begin, as the model reads it, each with its number of tokens."""
+    bridges = Bridges(plan.renderer, most=config.environment.observation_tokens)
+    found = []
+    for opening in _openings(config, prompts):
+        said, shown = as_shown(opening, plan.format)
+        ids = bridges.opening(bridges.harmless(said).messages, tools=shown)
+        found.append((plan.renderer.decode_whole(ids), len(ids)))
+    return found
+
+
 def notes(config: Config) -> list[str]:
     """What a user should know of how these episodes are played."""
     ranks = config.cluster.learner
