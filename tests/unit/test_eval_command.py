@@ -269,6 +269,21 @@ def test_a_reward_model_is_no_policy(tmp_path):
             of_it()
 
 
+def test_a_run_of_rounds_names_its_policies_instead_of_itself(tmp_path):
+    rounds = tmp_path / "rounds"
+    for name in ("round-01", "round-02"):
+        (rounds / name / "policy").mkdir(parents=True)
+    (rounds / "config.toml").write_text("[iterate]\nrounds = 2\n")
+    for of_it in (
+        lambda: command(str(rounds)),
+        lambda: choose(str(rounds), step=None, base="", chat_template=""),
+        lambda: choose(str(rounds), step=3, base="", chat_template=""),
+        lambda: export(rounds, out=tmp_path / "out"),
+    ):
+        with pytest.raises(ConfigError, match=r"^[^\n]*is a run of trew iterate, .* such as .*rounds/round-02/policy$"):
+            of_it()
+
+
 def test_a_folder_of_runs_is_told_from_a_model(tmp_path):
     for name in ("a", "b"):
         (tmp_path / "runs" / name).mkdir(parents=True)
@@ -276,6 +291,8 @@ def test_a_folder_of_runs_is_told_from_a_model(tmp_path):
             (tmp_path / "runs" / name / file).touch()
     with pytest.raises(ConfigError, match=r"is a folder of runs, and no run; name one: .*runs/a, .*runs/b$"):
         command(str(tmp_path / "runs"))
+    with pytest.raises(ConfigError, match=r"is a folder of runs, and no run; name one: .*runs/a, .*runs/b$"):
+        choose(str(tmp_path / "runs"), step=None, base="", chat_template="")
     with pytest.raises(DataError, match=r"it contains runs: name them, such as .*runs/a$"):
         report((tmp_path / "runs",))
 

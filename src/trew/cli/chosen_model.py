@@ -13,7 +13,7 @@ from ..config import Config, load
 from ..errors import ConfigError
 from ..types import Sampling
 from ..utils.toml import toml_value
-from .eval import refuse_reward_model, run_of
+from .run_folders import refuse_no_policy, refuse_unnamed_run, run_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -110,6 +110,7 @@ def choose(name: str, *, step: int | None, base: str, chat_template: str) -> Cho
         return _of_run(run, step=own, base=base, chat_template=chat_template)
     if (run := run_of(path)) is not None:
         return _of_run(run, step=step, base=base, chat_template=chat_template, final=path != run)
+    refuse_unnamed_run(path)
     if step is not None:
         raise ConfigError(f"--step: got {step}, but {name} is not the folder of a run, which has checkpoints")
     # Adapters alone: with a config.json beside them, the folder is a whole model.
@@ -138,7 +139,7 @@ def _of_run(run: Path, *, step: int | None, base: str, chat_template: str, final
     """``final``: the final weights, although the run may have gone on since."""
     from ..training.exporting import has_gone_on
 
-    refuse_reward_model(run)
+    refuse_no_policy(run)
     # --base replaces the model that the recipe names, which may have moved.
     config = load(run / "config.toml", [f"model={toml_value(base)}"] if base else [])
     template = chat_template or config.chat_template

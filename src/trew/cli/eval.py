@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import os
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +30,7 @@ from ..config import (
 )
 from ..errors import ConfigError, Problems
 from ..utils.commands import trial
+from .run_folders import refuse_no_policy, refuse_unnamed_run, run_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -94,7 +94,7 @@ def eval(
             _check_recipe(run)
         _check_run(run, named=Path(model))
         model, recipe = str(run / "final"), recipe or run / "config.toml"
-    _refuse_folder_of_runs(Path(model))
+    refuse_unnamed_run(Path(model))
     config = _config(model, recipe, set)
     trained = _trained(run, recipe, set)
     k = config.eval.samples if samples is None else samples
@@ -134,15 +134,6 @@ def eval(
     return 0
 
 
-def run_of(folder: Path) -> Path | None:
-    """The run whose folder, or whose folder of final weights, ``folder`` is; None if it is neither."""
-    for run in (folder, *([folder.parent] if folder.name == "final" else [])):
-        # A model's folder has config.json; a run's folder has its recipe and metrics.
-        if all((run / name).is_file() for name in ("config.toml", "metrics.jsonl")):
-            return run
-    return None
-
-
 @dataclass(frozen=True)
 class Trained:
     """The settings that the model was trained with: those of its run or, where that is not known, of the recipe."""
@@ -163,15 +154,6 @@ def _trained(run: Path | None, recipe: Path | None, overrides: tuple[str, ...]) 
     return None if recipe is None else Trained(load(recipe, overrides), by_run=False)
 
 
-def _refuse_folder_of_runs(folder: Path) -> None:
-    """Raises ConfigError for a folder that has runs in it, and is none itself."""
-    if (folder / "config.json").is_file() or not folder.is_dir():
-        return
-    if runs := sorted(str(inner) for inner in folder.iterdir() if run_of(inner) == inner):
-        some = ", ".join(runs[:5]) + (", ..." if len(runs) > 5 else "")
-        raise ConfigError(f"{folder}: is a folder of runs, and no run; name one: {some}")
-
-
 def _check_recipe(run: Path) -> None:
     """Raises ConfigError if the run's recipe is not a regular file."""
     from ..runs.report.safe_files import TEXT_BYTES, open_file
@@ -182,23 +164,12 @@ def _check_recipe(run: Path) -> None:
         raise ConfigError(f"{run}/config.toml: {error.strerror}; give a recipe with --recipe FILE") from None
 
 
-def refuse_reward_model(run: Path) -> None:
-    """Raises ConfigError for a run of trew train-reward, whose settings are not those of a policy."""
-    with contextlib.suppress(OSError, ValueError):  # said by who reads the settings
-        data = tomllib.loads((run / "config.toml").read_text("utf-8")).get("data")
-        if isinstance(data, dict) and "pairs" in data:
-            raise ConfigError(
-                f"{run}: is a run of trew train-reward, whose model scores completions and writes none; give a run of "
-                "trew train or trew sft"
-            )
-
-
 def _check_run(run: Path, *, named: Path) -> None:
     """Raises ConfigError if the run has no final weights, or other ones by now; those that are ``named`` themselves are
     as they are."""
     from ..training.exporting import has_gone_on
 
-    refuse_reward_model(run)
+    refuse_no_policy(run)
     why = "" if (run / "final").is_dir() else "has no final weights yet (folder final)"
     if named == run and has_gone_on(run):
         why = "has gone on after the end that its final weights are of"

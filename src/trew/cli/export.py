@@ -69,7 +69,7 @@ def model(
     from ..training.exporting import export_checkpoint, export_final, finished
     from ..utils.console import Display
     from . import model_card, pushing
-    from .eval import refuse_reward_model
+    from .run_folders import refuse_no_policy
 
     # ---- what can be refused before the export
     problems = Problems()
@@ -79,7 +79,7 @@ def model(
         problems.append(f"--out: {out} already exists; choose another name or remove it")
     if public and not push:
         problems.append("--public: is for --push, which names the model on the hub")
-    problems.attempt(lambda: refuse_reward_model(run))
+    problems.attempt(lambda: refuse_no_policy(run))
     problems.attempt(lambda: model_card.check_license(license))
     if problems:
         raise ConfigError(problems)
