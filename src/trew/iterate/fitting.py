@@ -17,8 +17,8 @@ FROM_VERDICTS: tuple[type[Component], ...] = (
 """Components that push a completion by whether it is correct, which in rounds is the verifier's verdict."""
 
 
-def without_sampling(policy: Config) -> list[str]:
-    """Why a policy's recipe leaves nothing to sample, so that there is nothing for a learned reward to score."""
+def unfit(policy: Config) -> list[str]:
+    """What a single training may do, and rounds cannot: one line for each such setting of a policy's recipe."""
     found = []
     if policy.demonstrates:
         found.append(
@@ -29,6 +29,18 @@ def without_sampling(policy: Config) -> list[str]:
         found.append(
             f"rollout.replay: got {policy.rollout.replay!r}, whose completions have their scores already, and every "
             "round scores new ones with its reward model; leave it out"
+        )
+    if policy.plays:
+        found.append("environment: pairs for a reward model are made of single completions here; leave it out")
+    if policy.curriculum.share:
+        found.append(
+            f"curriculum.share: got {policy.curriculum.share:g}, but every round draws its own prompts, and would "
+            "forget the pass rates; leave it out"
+        )
+    if policy.eval.correct_reward:
+        found.append(
+            f"eval.correct_reward: got {policy.eval.correct_reward!r}, but here accuracy is the verifier's "
+            "(iterate.verifier); leave it out"
         )
     return found
 

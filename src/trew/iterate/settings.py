@@ -15,7 +15,7 @@ from ..reward_training.settings import PairData, RewardLearner, RewardTraining
 from ..reward_training.settings import problems as training_problems
 from ..rewards.names import names_of
 from ..utils.toml import dump_table
-from .fitting import without_sampling
+from .fitting import unfit
 
 REWARD = "reward_model"
 """The name of the learned reward in metrics and rollouts."""
@@ -90,22 +90,9 @@ def load_recipe(path: Path, overrides: Iterable[str] = (), *, out: Path | None =
         problems += round_problems(rounds, rewards if isinstance(rewards, list) else ())
     if policy is None or rounds is None or problems:
         raise ConfigError(problems)
-    # What a single training may do, and rounds cannot.
-    if found := without_sampling(policy):
-        raise ConfigError(found)
-    if policy.plays:
-        raise ConfigError("environment: pairs for a reward model are made of single completions here; leave it out")
     one_set(policy, "trew iterate")
-    if policy.curriculum.share:
-        raise ConfigError(
-            f"curriculum.share: got {policy.curriculum.share:g}, but every round draws its own prompts, and would "
-            "forget the pass rates; leave it out"
-        )
-    if policy.eval.correct_reward:
-        raise ConfigError(
-            f"eval.correct_reward: got {policy.eval.correct_reward!r}, but here accuracy is the verifier's "
-            "(iterate.verifier); leave it out"
-        )
+    if found := unfit(policy):
+        raise ConfigError(found)
     if named:
         rounds = dataclasses.replace(rounds, verifier=policy.rewards[0])
         policy = dataclasses.replace(policy, rewards=policy.rewards[1:])

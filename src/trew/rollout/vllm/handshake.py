@@ -127,6 +127,11 @@ def _of_settings(config: Mapping[str, Any], expected: Expected) -> Iterator[str]
             f"has the scheduling policy {policy!r}, needs 'priority' in an asynchronous run: every update would wait "
             f"for all completions in its queue; {expected.start}"
         )
+    yield from _of_model(model, expected)
+
+
+def _of_model(model: Mapping[str, Any], expected: Expected) -> Iterator[str]:
+    """Yields what does not fit of the model that is served: its precision, its room, its vocabulary."""
     dtype = str(model.get("dtype")).removeprefix("torch.")
     # "None": the server does not report it.
     if dtype not in ("None", expected.dtype):

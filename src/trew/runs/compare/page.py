@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ...errors import output_file
 from ...eval.seeds import mean_over_seeds
@@ -108,6 +109,14 @@ def _curves(group: RunGroup, column: str, colour: int, limits: tuple[float, floa
         return []
     # Single runs behind their mean.
     faint = [Series("", sorted(v), [v[s] for s in sorted(v)], style="faint", colour=colour) for _, v in runs]
+    band = _mean(group.name, runs, colour, limits)
+    return [*faint, band] if len(runs) > 1 else [band]
+
+
+def _mean(
+    name: str, runs: Sequence[tuple[str, Mapping[int, Any]]], colour: int, limits: tuple[float, float] | None
+) -> Series:
+    """The mean of a group's runs, each with its task, with its band."""
     # A mean over other runs at every step would jump where a run ends or has a gap.
     steps = sorted(set.intersection(*(set(v) for _, v in runs)))
     # As in the tables, each task counts the same, and how much tasks differ is no uncertainty.
@@ -115,8 +124,7 @@ def _curves(group: RunGroup, column: str, colour: int, limits: tuple[float, floa
     means = [mean_over_seeds([[v[s] for v in of] for of in tasks]) for s in steps]
     # An interval of a share may leave 0 to 1; its band must not.
     least, most = limits or (float("-inf"), float("inf"))
-    band = Series(
-        group.name, steps, [m.mean for m in means], [max(m.low, least) for m in means],
+    return Series(
+        name, steps, [m.mean for m in means], [max(m.low, least) for m in means],
         [min(m.high, most) for m in means], colour=colour,
     )  # fmt: skip
-    return [*faint, band] if len(runs) > 1 else [band]
