@@ -45,6 +45,21 @@ def test_findings_about_a_whole_run_are_those_of_its_report(tmp_path):
     assert shown["bad"] == []
 
 
+def test_a_run_that_went_on_under_other_settings_says_so(tmp_path):
+    with RunFolder.open(tmp_path / "x") as run:
+        run.write_config("steps = 2\nseed = 3\n[objective]\npreset = 'grpo'\n")
+        run.log({"step": 1, "reward": 0.5})
+    page = client(tmp_path)
+    assert get(page, "runs/x/summary")["outcome"] == []
+    with RunFolder.open(tmp_path / "x", resume=True) as run:
+        run.go_on_with("steps = 2\nseed = 4\n[objective]\npreset = 'grpo'\n", 1, free=())
+    (told,) = get(page, "runs/x/summary")["outcome"]
+    assert told == load_run(tmp_path / "x").changed[0]
+    assert "After step 1 the run went on with changes: seed was 3, is 4." in told
+    marks = [(mark["step"], mark["kind"], mark["text"]) for mark in get(page, "runs/x/metrics")["marks"]]
+    assert (1, "event", told) in marks
+
+
 def test_each_evaluation_has_its_own_number_of_prompts(tmp_path):
     """That before training had the number of the one after it: prompts without a verdict are left out."""
     ends = {"mean": 0.5, "low": 0.3, "high": 0.7}

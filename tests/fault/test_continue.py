@@ -183,6 +183,21 @@ def test_dangerous_changes_are_refused_with_each_difference_unless_allowed(serve
         assert f"note: {line}" in output
     assert "continuing after step 2" in output
     assert "completions = 2" in (cut / "config.toml").read_text()
+    # The rows of steps 1 and 2 are of other settings than config.toml's: whoever reads the run is told.
+    told = "After step 2 the run went on with changes: learner.lr was 0.01, is 0.001; "
+    assert told in (cut / "report.html").read_text()
+    assert f"step 2: {told}" in (cut / "events.log").read_text()
+    exported = folder_of_step(server, cut, 2), folder_of_step(server, cut, 3)
+    before, after = ((path / "README.md").read_text() for path in exported)
+    assert ("lr = 0.01\n" in before, "lr = 0.001\n" in before, told in before) == (True, False, False)
+    assert ("lr = 0.01\n" in after, "lr = 0.001\n" in after, told in after) == (False, True, True)
+
+
+def folder_of_step(server: Server, run: Path, step: int) -> Path:
+    """The model of a checkpoint, with its card."""
+    out = run.parent / f"{run.name} {step}"
+    server.run("export", "model", run, "--step", step, "--out", out, cwd=run.parent)
+    return out
 
 
 @pytest.mark.parametrize(
@@ -238,6 +253,7 @@ def test_other_data_are_refused_unless_allowed(server, folder, recipe):
     output = resume(server, recipe, folder / "data", *more, "--allow-changes")
     assert "the data changed since this run began" in output
     assert "continuing after step 1" in output
+    assert "; the data changed since this run began" in (folder / "data" / "report.html").read_text()
 
 
 def test_a_reward_or_an_environment_whose_file_changed_is_refused_unless_allowed(server, folder, recipe):

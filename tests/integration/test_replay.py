@@ -17,6 +17,8 @@ import tiny
 from forks import wait_for
 from ranks_help import free_port, variables
 from recipe_help import ODD, assert_equal_weights, final_weights, metrics, run_folder
+from trew.runs import changes
+from trew.runs.changes import RunChange
 
 RECIPE = """
 model = "lm"
@@ -205,6 +207,21 @@ def test_what_cannot_be_replayed(server, folder, run, arguments, said):
     text = server.run("train", "--replay", "run", *arguments, "--overwrite", cwd=folder, code=2)
     assert said in " ".join(text.split())
     assert sorted(path.name for path in run.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        (2, "went on with changes after step 2: its temperature changed; replay steps of one setting, the first 2"),
+        (9, "two were sampled with 0.5; a replay cannot change how they were sampled"),
+    ],
+)
+def test_a_run_that_went_on_under_other_settings_is_replayed_up_to_there_and_by_those(server, folder, run, step, said):
+    """Which rollouts are of which settings, config.toml does not tell."""
+    shutil.copytree(run, folder / "two", dirs_exist_ok=True)
+    text = (run / "config.toml").read_text().replace("temperature = 1.0", "temperature = 0.5", 1)
+    (folder / "two/changes.jsonl").write_text(changes.write([RunChange(step, text, ("its temperature changed",))]))
+    assert said in " ".join(server.run("train", "--replay", "two", cwd=folder, code=2).split())
 
 
 def test_a_run_that_has_left_the_recorded_weights_says_so(server, folder, run):

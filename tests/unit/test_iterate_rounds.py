@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import json
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from trew.errors import ConfigError
-from trew.iterate import load_recipe, rounds
+from trew.iterate import load_recipe, page, rounds
 
 
 def test_a_resumed_round_counts_the_seconds_of_all_its_sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -50,8 +51,10 @@ def test_rounds_do_not_go_on_with_other_data(tmp_path: Path, monkeypatch: pytest
     recipe = load_recipe(tmp_path / "r.toml", out=tmp_path / "run")
     monkeypatch.setattr(rounds, "check", lambda *_, **__: (recipe.rounds.verifier, "arithmetic"))
     monkeypatch.setattr(rounds, "one_round", lambda *_: {"round": 1})
-    for name in ("write_page", "summarize", "table"):
+    for name in ("summarize", "table"):
         monkeypatch.setattr(rounds, name, lambda *_, **__: {})
+    noted: list[str] = []
+    monkeypatch.setattr(rounds, "write_page", lambda *_, notes, **__: noted.extend(notes))
     rounds.iterate(recipe, display=display)
     before = (tmp_path / "run" / "config.toml").read_bytes()
     rounds.iterate(recipe, resume=True, display=display)
@@ -63,4 +66,7 @@ def test_rounds_do_not_go_on_with_other_data(tmp_path: Path, monkeypatch: pytest
     assert (tmp_path / "run" / "config.toml").read_bytes() == before
     rounds.iterate(recipe, resume=True, allow_changes=True, display=display)
     assert "the data changed" in said[-1]
+    assert noted[-1].startswith("After round 1 the run went on with changes: ")
+    assert "the data changed" in noted[-1]
+    assert f"<p>{html.escape(noted[-1])}</p>" in page.render([], verifier="arithmetic", notes=noted)
     rounds.iterate(recipe, overwrite=True, display=display)

@@ -33,6 +33,7 @@ from trew.reward_training.settings import dumps, load_settings
 from trew.reward_training.settings import problems as value_problems
 from trew.rewards.model.reward_model import DEFAULTS, ModelReward
 from trew.rewards.model.scorer import Encoder, Scorer
+from trew.runs.report import load_run
 from trew.runs.rollouts import write_rollouts
 from trew.types import Score, ScoredGroup
 from trew.utils.console import Silent
@@ -336,6 +337,9 @@ def test_a_training_that_was_stopped_continues_to_the_same_weights(tmp_path, mon
     assert any("already complete" in line for line in said)
     more = load_settings(None, flags={"checkpoint.every": 2, **flags_of(stopped), "learner.lr": 1e-3, "epochs": 4})
     assert train_reward(more, resume=True, allow_changes=True, display=Silent())["steps"] > max(steps)
+    (change,) = load_run(tmp_path / "cut").changes
+    assert change.step == max(steps)
+    assert "learner.lr was 0.01, is 0.001" in change.settings
 
 
 def test_the_kernels_train_to_the_same_weights(tmp_path):

@@ -36,8 +36,8 @@ def compare(
             group of the first run.
         by: Settings that make a group, separated by commas (objective.preset,learner.lr); default: all that change what
             is learned.
-        allow: Compare although these differ: data, eval, model, version; one-seed prints scores without intervals. Give
-            it once for each.
+        allow: Compare although these differ: data, eval, model, version; changes takes runs that went on with changed
+            settings for runs of their last ones; one-seed prints scores without intervals. Give it once for each.
         unfinished: What to do with runs that have no summary: refuse them, leave-out (they train still), or count what
             they measured last (they failed).
         json: Print JSON instead of tables.

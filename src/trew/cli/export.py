@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
+
+if TYPE_CHECKING:
+    from ..config import Config
 
 
 def verl(
@@ -90,9 +94,10 @@ def model(
     config, display = load(run / "config.toml", set), Display()
 
     def with_card(folder: Path, step: int) -> None:
-        base = loading.folder(config.model)
+        then = _settings_at(run, step, set) or config
+        base = loading.folder(then.model)
         title = push.rpartition("/")[2] or out.absolute().name
-        text = model_card.card(config, run, step, name=title, base_folder=base, license=license)
+        text = model_card.card(then, run, step, name=title, base_folder=base, license=license)
         (folder / "README.md").write_text(text, encoding="utf-8")
 
     # With --set the recipe differs from what made the final model, so a checkpoint is exported.
@@ -105,3 +110,16 @@ def model(
     if push:
         message = f"Step {done} of a run of trew"
         print(f"uploaded: {pushing.push(out, push, public=public, message=message, say=display.line)}")
+
+
+def _settings_at(run: Path, step: int, overrides: tuple[str, ...]) -> Config | None:
+    """The settings that a checkpoint was trained under, where the run went on with other ones after it; else None."""
+    from ..config import apply_overrides, parse
+    from ..runs.changes import settings_at
+    from ..runs.report import load_run
+
+    if not (text := settings_at(load_run(run).changes, step, now="")):
+        return None
+    table = tomllib.loads(text)
+    apply_overrides(table, overrides)
+    return parse(table, base=run)

@@ -37,7 +37,8 @@ def iterate(
     from ..errors import ConfigError
     from ..iterate import iterate as run
     from ..iterate import load_recipe
-    from ..iterate.rounds import LAYOUT, check
+    from ..iterate.continuing import LAYOUT
+    from ..iterate.rounds import check
     from ..iterate.settings import as_table, dumps
     from ..runs import problems
     from ..utils.console import Display

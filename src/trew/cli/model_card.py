@@ -170,6 +170,8 @@ def _training(config: Config, data: RunData, step: int) -> Iterator[str]:
     rows = {**_settings(config), **_circumstances(data, step)}
     # A bar would end the cell, even inside code.
     yield "\n".join(["| | |", "|---|---|", *(f"| {k} | {v.replace('|', chr(92) + '|')} |" for k, v in rows.items())])
+    if told := [change.told() for change in data.changes if change.step < step]:
+        yield "\n".join(f"* {code(text)}" for text in told)
     if warned := _warnings(data, step):
         yield "Warnings of the run:\n\n" + "\n".join(f"* {code(text)}" for text in warned)
 

@@ -16,12 +16,12 @@ th,td{text-align:left;padding:5px 14px 5px 0;border-bottom:1px solid #8884}
 .charts{display:flex;flex-wrap:wrap;gap:14px}"""
 
 
-def write_page(path: Path, rows: Sequence[Mapping[str, Any]], *, verifier: str) -> None:
+def write_page(path: Path, rows: Sequence[Mapping[str, Any]], *, verifier: str, notes: Sequence[str] = ()) -> None:
     """Writes the page for the rounds so far."""
-    write_atomic(path, lambda file: file.write(render(rows, verifier=verifier).encode()))
+    write_atomic(path, lambda file: file.write(render(rows, verifier=verifier, notes=notes).encode()))
 
 
-def render(rows: Sequence[Mapping[str, Any]], *, verifier: str) -> str:
+def render(rows: Sequence[Mapping[str, Any]], *, verifier: str, notes: Sequence[str] = ()) -> str:
     """The page as HTML: per round, the policy's accuracy by the verifier and the reward model's agreement with it."""
     trained = [row for row in rows if "policy" in row]
     points: list[tuple[int, Mapping[str, Any]]] = []
@@ -48,7 +48,8 @@ def render(rows: Sequence[Mapping[str, Any]], *, verifier: str) -> str:
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Rounds</title><style>{_STYLE}{CSS}</style>'
         "<h1>Iterative training</h1><p>The policy is trained on the learned reward alone; the verifier only measures "
         "it and ranks the pairs that the reward model learns from. Intervals are 95 %. Agreement is on prompts that "
-        f'the reward model never sees.</p><div class="charts">{"".join(charts)}</div><h2>Rounds</h2>'
+        f"the reward model never sees.</p>{''.join(f'<p>{html.escape(note)}</p>' for note in notes)}"
+        f'<div class="charts">{"".join(charts)}</div><h2>Rounds</h2>'
         f"<table><tr>{head}</tr>{body}</table></html>\n"
     )
 

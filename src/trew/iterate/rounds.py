@@ -29,7 +29,6 @@ import numpy as np
 import torch
 
 from ..config import Config, RewardConfig
-from ..config.free import FREE
 from ..data import prompt_order
 from ..distributed import launch
 from ..errors import ConfigError, DataError, Problems, StorageError
@@ -45,25 +44,18 @@ from ..rewards.model.scorer import Encoder, Scorer
 from ..rollout.generate import generate
 from ..rollout.sync import keyed_sampling
 from ..rollout.torch_engine import TorchEngine
-from ..runs import Layout, RunFolder, problems, trackers
+from ..runs import RunFolder, problems, trackers
 from ..runs.files import storage, write_atomic
 from ..runs.rollouts import write_rollouts
 from ..training import planning
-from ..training.changes import check_changes
 from ..training.episodes import dataset
 from ..training.start import train
 from ..types import Prompt, ScoredGroup
 from ..utils.console import Display
-from . import same_data
+from .continuing import LAYOUT, go_on
 from .fitting import objective_problems
 from .page import write_page
-from .settings import REWARD, Recipe, as_table, dumps
-
-LAYOUT = Layout(rows="rounds.jsonl", files=("events.log", same_data.FILE), folders=("round-*",))
-
-FREE_IN_ROUNDS = (*FREE, "iterate.rounds", "iterate.learner.microbatch_tokens")
-"""Settings that may change between resumes. A round's number of steps is not among them, because it determines where
-the prompts of later rounds begin in the data."""
+from .settings import REWARD, Recipe, as_table
 
 
 @dataclass
@@ -146,14 +138,7 @@ def iterate(
     busy = problems(out, resume=resume, overwrite=overwrite, layout=LAYOUT, settings=as_table(recipe))
     verifier, name = check(recipe, found=busy)
     with RunFolder.open(out, resume=resume, overwrite=overwrite, layout=LAYOUT) as folder:
-        # Before config.toml is replaced: a refused resume leaves the run's settings as they were.
-        if folder.resumed:
-            _refuse_fewer(folder.folder, recipe.rounds.rounds)
-            for change in check_changes(folder.folder, dumps(recipe), free=FREE_IN_ROUNDS, allow=allow_changes):
-                display.line(f"note: {change}")
-        for change in same_data.check(folder, dataset(recipe.policy).fingerprint, allow=allow_changes):
-            display.line(f"note: {change}")
-        folder.write_config(dumps(recipe))
+        notes = go_on(folder, recipe, dataset(recipe.policy).fingerprint, allow=allow_changes, display=display)
         rounds = Rounds(recipe, verifier, name, folder.folder, display, resume, allow_changes)
         rows = []
         # The table and the page are rewritten after every round, so that they are complete whenever the run stops.
@@ -163,7 +148,7 @@ def iterate(
                 rows.append(row)
                 lines = "".join(json.dumps(r) + "\n" for r in rows)
                 write_atomic(folder.folder / LAYOUT.rows, lambda file, lines=lines: file.write(lines.encode()))
-                write_page(folder.folder / "report.html", rows, verifier=name)
+                write_page(folder.folder / "report.html", rows, verifier=name, notes=notes)
         summary = summarize(rounds, rows)
         folder.write_summary(summary)
         for line in table(rows):
@@ -173,17 +158,6 @@ def iterate(
 
 # --------------------------------------------------------------------------------------------------------------------
 # Before anything is loaded
-
-
-def _refuse_fewer(folder: Path, rounds: int) -> None:
-    """Raises ConfigError if more rounds have begun: table, page and summary would leave them out."""
-    numbers = [path.name.removeprefix("round-") for path in folder.glob("round-*")]
-    begun = max((int(number) for number in numbers if number.isdecimal()), default=0)
-    if begun > rounds:
-        raise ConfigError(
-            f"iterate.rounds: got {rounds}, but {folder} has begun round {begun}; give that many or more, as --set "
-            f"iterate.rounds={begun} did"
-        )
 
 
 def check(recipe: Recipe, *, found: Sequence[str] = ()) -> tuple[RewardConfig, str]:

@@ -18,7 +18,7 @@ from .. import __version__, runs
 from ..models import loading
 from ..runs import RunFolder
 from ..runs.files import PRIVATE
-from ..training.changes import FREE_IN_A_RUN, check_changes, complete
+from ..training.changes import FREE_IN_A_RUN, check_changes, complete, unrecorded
 from ..utils.console import Display
 from ..utils.signals import Interrupts
 from .planning import plan
@@ -60,8 +60,10 @@ def train_reward(
         for note in (*ready.notes, *program.notes, *folder.messages):
             display.line(f"note: {note}")
         if folder.resumed:
-            program.restore(allow_changes=allow_changes)
-            folder.write_config(dumps(settings))  # only now: a refused resume must leave the run's settings unchanged
+            free = unrecorded(settings.learner.schedule)
+            changed = program.restore(allow_changes=allow_changes)
+            # Only now: a refused resume must leave the run's settings unchanged.
+            folder.go_on_with(dumps(settings), program.state.step, free=free, others=changed)
         ending.enter_context(interrupts)  # from here on an interrupt has something to save; before, it just ends
         ending.enter_context(program.writer)
         with display.bar("training", ready.steps, done=program.state.step) as bar:

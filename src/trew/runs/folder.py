@@ -1,6 +1,6 @@
 """The run folder: complete (a report needs nothing else), append-only, readable by public tools, free of secrets.
 
-config.toml  metrics.jsonl  rollouts/000001.parquet  evals/000000.parquet  checkpoints/  final/
+config.toml  changes.jsonl  metrics.jsonl  rollouts/000001.parquet  evals/000000.parquet  checkpoints/  final/
 summary.json  memory.json  teacher.json  report.html  events.log  failed_reward.json  bad_steps/000007.json  run.lock
 """
 
@@ -21,7 +21,8 @@ from ..errors import ConfigError, StorageError
 from ..types import ScoredGroup
 from ..utils.metric_rows import is_evaluation
 from ..utils.secrets import redact
-from .config_file import redact_config
+from . import changes
+from .config_file import read_config, redact_config
 from .files import ASIDE, append_synced, make_private, storage, write_atomic
 from .layout import LOCK, RUN, Layout, has_run, problems
 from .lock import Lock
@@ -102,6 +103,31 @@ class RunFolder:
         """Writes the resolved configuration, with secrets masked."""
         # "replace": a setting may hold a lone surrogate, which UTF-8 cannot.
         write_atomic(self.folder / "config.toml", lambda f: f.write(redact_config(text).encode("utf-8", "replace")))
+
+    def go_on_with(
+        self, text: str, step: int, *, free: Sequence[str], others: Sequence[str] = ()
+    ) -> list[changes.RunChange]:
+        """Replaces the configuration of a run that goes on after ``step``, and records what changed with it, but for
+        settings that begin with one of ``free``; ``others``: a text for each other thing that changed. Returns all
+        changes of the run so far."""
+        path = self.folder / changes.FILE
+        before, now = read_config(self.folder), redact_config(text)
+        known = changes.in_folder(self.folder)
+        found: list[changes.RunChange] = []
+        # Without a row nothing is left of what was before.
+        rows = self.folder / self.layout.rows
+        if rows.is_file() and rows.stat().st_size:
+            found = changes.add(known, step, before=before or now, now=now, free=free, others=redact([*others]))
+        # Before config.toml: a crash in between leaves both sides of the difference.
+        if found:
+            write_atomic(path, lambda f: f.write(changes.write(found).encode("utf-8", "replace")))
+        else:
+            path.unlink(missing_ok=True)
+        for change in found:
+            if change not in known:
+                self.event(f"{self.layout.unit} {change.step}: {change.told(self.layout.unit)}")
+        self.write_config(text)
+        return found
 
     def finished(self) -> dict[str, Any] | None:
         """The content of summary.json; None while the run is not finished."""

@@ -25,6 +25,7 @@ class Layout:
     folders: tuple[str, ...]
     foreign: tuple[str, ...] = ()  # what trackers write there
     made: tuple[str, ...] = ()  # folders that exist from the beginning
+    unit: str = "step"  # what a row is of
 
     def owns(self, name: str) -> bool:
         """Whether a member of that name is the run's, so that ``overwrite`` removes it."""
@@ -33,7 +34,8 @@ class Layout:
 
 
 RUN = Layout(
-    rows="metrics.jsonl", files=("events.log", "failed_reward.json", "ledger.jsonl", "memory.json", "teacher.json"),
+    rows="metrics.jsonl",
+    files=("changes.jsonl", "events.log", "failed_reward.json", "ledger.jsonl", "memory.json", "teacher.json"),
     folders=("rollouts", "evals", "checkpoints", "final", "bad_steps", "servers", "ranks", "weights", "pending"),
     foreign=("wandb", "tensorboard", "mlflow.db"), made=("rollouts", "evals", "checkpoints"),
 )  # fmt: skip

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config.free import FREE
+from ..config.schema import Schedule
 from ..errors import ConfigError, ResumeError
 from ..runs import RunFolder, read_config, redact_config
 from ..runs.record import step_files
@@ -15,6 +16,12 @@ from ..utils.toml import flatten
 
 FREE_IN_A_RUN = (*FREE, "steps", "sft.epochs")
 """The same for a single training, which may be given more steps; rounds must keep theirs."""
+
+
+def unrecorded(schedule: Schedule) -> tuple[str, ...]:
+    """The settings whose changes need no record, since the steps so far are what they would have been: how many steps
+    are planned decides a learning rate, unless that is constant."""
+    return FREE_IN_A_RUN if schedule == "constant" else FREE
 
 
 def refuse_lost(run: RunFolder) -> None:

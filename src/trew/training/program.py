@@ -199,10 +199,11 @@ class Program(ABC):
             extra_files=model.extra_files, parts=self.team.parts, failed=self.team.give_up_saving,
         )  # fmt: skip
 
-    def restore(self, *, allow_changes: bool = False) -> None:
+    def restore(self, *, allow_changes: bool = False) -> list[str]:
         """Restores the newest complete checkpoint; a training that stopped before its first one starts at step 1, with
-        a note. Raises ResumeError if that would lose finished steps, or if the checkpoint belongs to something
-        else; ConfigError if it is past the last step."""
+        a note. Returns a text for each change that was allowed: of data, files or models. Raises ResumeError if that
+        would lose finished steps, or if the checkpoint belongs to something else; ConfigError if it is past the last
+        step."""
         # ---- read and check everything before anything is changed
         folder = self.folder
         loaded, messages = checkpoint_files.load_latest(folder.checkpoints)
@@ -212,7 +213,7 @@ class Program(ABC):
             refuse_lost(folder)
             self.display.line(f"note: {folder.folder} has no checkpoint yet; starting at step 1")
             folder.rewind(-1)
-            return
+            return []
         step, tensors, meta = loaded
         # Validated as a whole here, so that nothing below fails halfway for a damaged field.
         found = remembered.read(self.remembers, meta, step, folder.checkpoints)
@@ -222,10 +223,14 @@ class Program(ABC):
             )
         # Files that the final report needs must be as they were; data that changed would mix two trainings.
         gone = folder.recorder.differences(found.record, step)
+        allowed = []
         for change in self._other_data(found) + self._other_inputs(found) + self._lost(gone, step):
             if not allow_changes:
-                raise ResumeError(f"{change}, start a new run with another out, or go on with --allow-changes")
-            self.display.warn(change.rpartition(";")[0])
+                raise ResumeError(
+                    f"{folder.folder}: {change}, start a new run with another out, or go on with --allow-changes"
+                )
+            allowed.append(change.rpartition(";")[0])
+            self.display.warn(f"{folder.folder}: {allowed[-1]}")
         # ---- everything fits: restore the training first, then rewind its folder to the checkpoint
         self.team.load(tensors, meta["learner"])
         try:
@@ -243,14 +248,15 @@ class Program(ABC):
         if step < self.timetable.steps:
             folder.go_on()
         self.display.line(f"note: continuing after step {step}")
+        return allowed
 
     def _other_data(self, found: Remembered) -> list[str]:
         """A message for data other than the checkpoint's, with what to do; empty if they are the same."""
         if found.data == self.fingerprint:
             return []
         return [
-            f"{self.folder.folder}: the data changed since this run began (fingerprint {found.data}, now "
-            f"{self.fingerprint}); give the same data"
+            f"the data changed since this run began (fingerprint {found.data}, now {self.fingerprint}); give the same "
+            "data"
         ]
 
     def _other_inputs(self, found: Remembered) -> list[str]:
@@ -260,8 +266,8 @@ class Program(ABC):
         if not changed:
             return []
         return [
-            f"{self.folder.folder}: what this run reads besides its data changed since its checkpoint "
-            f"({', '.join(changed)}), so that steps before and after cannot be compared; put it back"
+            f"what this run reads besides its data changed since its checkpoint ({', '.join(changed)}), so that steps "
+            "before and after cannot be compared; put it back"
         ]
 
     def _lost(self, differences: list[str], step: int) -> list[str]:
@@ -269,6 +275,6 @@ class Program(ABC):
         if not differences:
             return []
         return [
-            f"{self.folder.folder}: is not what it was at the checkpoint of step {step}, so its report would be wrong: "
+            f"the folder is not what it was at the checkpoint of step {step}, so its report would be wrong: "
             f"{', '.join(differences).replace(';', ',')}; put a backup of it there"
         ]

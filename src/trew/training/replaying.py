@@ -16,7 +16,7 @@ from ..rewards.names import names_of
 from ..rollout import StepRollouts
 from ..rollout.chat import Renderer
 from ..rollout.endings import reads_otherwise
-from ..runs import redact_config
+from ..runs import changes, redact_config
 from ..runs.recorded import RecordedRollouts
 from ..runs.rollouts import Sampler
 from ..utils.secrets import MASK
@@ -87,7 +87,7 @@ def prepare(config: Config, objective: Objective | None, problems: list[str]) ->
         return None
     folder = Path(config.rollout.replay)
     try:
-        own = settings(folder)
+        own = _own_settings(folder, config.steps)
         recorded = RecordedRollouts(folder)
         recorded.check(config.steps)
         if own is None:
@@ -111,6 +111,19 @@ def prepare(config: Config, objective: Objective | None, problems: list[str]) ->
     ]
     given = tuple(reward for reward in own.get("rewards") or () if isinstance(reward, Mapping))
     return Replay(recorded, sampler, first, _departures(then, now, config, objective), given)
+
+
+def _own_settings(folder: Path, steps: int) -> dict[str, Any] | None:
+    """The settings that a run made its first ``steps`` under; None if they are not known. Raises ReplayError if some of
+    these steps were made under others: none of its settings would be those of all rollouts."""
+    changed = changes.in_folder(folder)
+    if first := next((change for change in changed if change.step < steps), None):
+        raise ReplayError(
+            f"{folder}: went on with changes after step {first.step}: {'; '.join((*first.settings, *first.others))}; "
+            f"replay steps of one setting, the first {first.step} (steps={first.step}), or another run"
+        )
+    then = changes.settings_at(changed, steps, now="")
+    return tomllib.loads(then) if then else settings(folder)
 
 
 def _settings(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from ..utils.console import Display
 from ..utils.signals import Interrupts
 from . import loop, planning, watch
 from .build import build
-from .changes import FREE_IN_A_RUN, check_changes, complete
+from .changes import FREE_IN_A_RUN, check_changes, complete, unrecorded
 from .follower import follow
 from .planning import Plan
 from .run import TrainingRun
@@ -202,8 +202,9 @@ def _start(
     for note in (*plan.notes, *folder.messages):
         display.line(f"note: {note}")
     if folder.resumed:
-        program.restore(allow_changes=allow_changes)
-        folder.write_config(dumps(config))  # only now: a refused resume must leave the run's settings as they were
+        changed = program.restore(allow_changes=allow_changes)
+        # Only now: a refused resume must leave the run's settings as they were.
+        folder.go_on_with(dumps(config), program.state.step, free=unrecorded(config.learner.schedule), others=changed)
         program.memory.begin()
     # Also of a run that goes on: its servers have other weights, or none.
     program.team.publish()

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..diagnostics.health import ADVICE, HealthWarning, finite
 from ..diagnostics.outcome import READ, outcome
+from ..runs import changes
 from .curves import Curves
 from .memory import memory
 from .metrics import evaluations, losses
@@ -21,6 +22,8 @@ def summary(run: ViewedRun) -> dict[str, Any]:
         evals = evaluations(curves)
         lost = losses(curves)
         findings = outcome(_rows(curves), run.config) if table and run.kind == "policy" else []
+        unit = "round" if run.kind == "rounds" else "step"
+        changed = [change.told(unit) for change in changes.read(run.text(changes.FILE))]
         return {
             # The summary first; while a run trains, its first and latest evaluation.
             "before": _measured(table, "accuracy_before") or (evals[0] if evals else None),
@@ -29,7 +32,7 @@ def summary(run: ViewedRun) -> dict[str, Any]:
             "loss_after": _measured(table, "loss_after") or (lost[-1] if len(lost) > 1 else None),
             "summary": table,
             "health": [_warning(warning, curves) for warning in curves.health.found],
-            "outcome": findings,
+            "outcome": [*changed, *findings],
             "memory": memory(run),
             "cluster": _cluster(run, curves),
             "problems": run.problems,

@@ -14,6 +14,7 @@ from typing import Any
 
 from ..config.free import is_free
 from ..diagnostics.health import finite
+from ..runs import changes
 from ..runs.layout import LOCK
 from ..runs.lock import held
 from ..runs.report import safe_files
@@ -22,10 +23,13 @@ from ..utils.toml import flatten
 from .curves import Curves, MetricsFile
 from .signature import Signature, signature
 
-_FILES = ("config.toml", "metrics.jsonl", "rounds.jsonl", "summary.json", "memory.json", "events.log", LOCK)
+_FILES = (
+    "config.toml", "metrics.jsonl", "rounds.jsonl", "summary.json", "memory.json", "events.log", changes.FILE, LOCK,
+)  # fmt: skip
 _FOLDERS = ("rollouts", "evals", "checkpoints", "bad_steps", "servers", "final")
 _LOADS: Mapping[str, Any] = {
     "config.toml": tomllib.loads, "summary.json": json.loads, "memory.json": json.loads, "events.log": str,
+    changes.FILE: str,
 }  # fmt: skip
 """Texts of a run, and what reads each."""
 _ELSEWHERE_S = 3600

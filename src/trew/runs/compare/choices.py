@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Allow = Literal["data", "eval", "model", "version", "one-seed"]
+Allow = Literal["data", "eval", "model", "version", "changes", "one-seed"]
 """Differences between runs that are refused unless they are named."""
 
 Unfinished = Literal["refuse", "leave-out", "count"]

@@ -31,7 +31,20 @@ def problems(members: Sequence[Member], *, allow: Collection[Allow]) -> list[str
         )
     if "eval" not in allow:
         found += _evaluations(members)
+    if "changes" not in allow:
+        found += _changed(members)
     return found
+
+
+def _changed(members: Sequence[Member]) -> Iterator[str]:
+    """Runs that went on under other settings than they began with: no group of one setting is theirs."""
+    for m in members:
+        if told := [text for change in m.data.changes for text in (*change.settings, *change.others)]:
+            steps = some([str(change.step) for change in m.data.changes])
+            yield (
+                f"{m.name}: went on with changes after step {steps}: {'; '.join(told)}; leave it out, or --allow "
+                "changes takes it for a run of the settings that it ended with"
+            )
 
 
 def _twice(members: Sequence[Member]) -> Iterator[str]:

@@ -123,7 +123,7 @@ def _sections(named: Sequence[tuple[str, RunData]]) -> dict[str, list[Any]]:
         ],
         "tokens": [(name, coloured(run.folder, given=given_by_data(run.config))) for name, run in named],
         "configs": [(name, run.config_text) for name, run in named],
-        "outcomes": [(name, text) for name, run in named for text in run.outcome],
+        "outcomes": [(name, text) for name, run in named for text in (*run.changed, *run.outcome)],
         "health": [(name, run.health) for name, run in named],
         "notes": [f"{name}: {note}" for name, run in named for note in _notes(run)],
     }

@@ -15,6 +15,8 @@ from ...config import PAIRED
 from ...diagnostics.health import HealthWarning, findings
 from ...diagnostics.outcome import outcome
 from ...errors import DataError
+from .. import changes
+from ..changes import RunChange
 from ..folder import decode_row
 from ..rollouts import schema
 from . import safe_files
@@ -36,6 +38,7 @@ class RunData:
     rows: tuple[Mapping[str, Any], ...]
     summary: Mapping[str, Any]  # empty while the run is not finished
     notes: tuple[str, ...] = field(default=())  # files and lines that could not be read
+    changes: tuple[RunChange, ...] = ()
 
     def column(self, name: str) -> tuple[list[int], list[float | None]]:
         """Steps and values of a metric, ordered by step; None if the value was not finite.
@@ -50,6 +53,11 @@ class RunData:
     def health(self) -> list[HealthWarning]:
         """The warnings that the run gave about its metrics, ordered by step."""
         return findings(self.rows, self.config)
+
+    @property
+    def changed(self) -> list[str]:
+        """A sentence for each place at which it went on under other settings."""
+        return [change.told() for change in self.changes]
 
     @property
     def outcome(self) -> list[str]:
@@ -105,6 +113,7 @@ def load_run(folder: str | Path) -> RunData:
         )
     metrics = _read(folder, "metrics.jsonl", notes, most=safe_files.METRICS_BYTES)
     summary = _read(folder, "summary.json", notes) if safe_files.exists(folder, "summary.json") else ""
+    changed = _read(folder, changes.FILE, notes) if safe_files.exists(folder, changes.FILE) else ""
     return RunData(
         folder=folder,
         name=folder.resolve().name,
@@ -112,8 +121,16 @@ def load_run(folder: str | Path) -> RunData:
         config=config,
         rows=_rows(metrics, notes),
         summary=_plain(_parse(summary, "summary.json", json.loads, notes)),
+        changes=_changes(changed, notes),
         notes=tuple(notes),
     )
+
+
+def _changes(text: str, notes: list[str]) -> tuple[RunChange, ...]:
+    found = changes.read(text)
+    if bad := len(text.splitlines()) - len(found):
+        notes.append(f"{changes.FILE}: left out {bad} lines that tell of no change")
+    return tuple(found)
 
 
 def names_of(folders: Sequence[Path]) -> list[str]:

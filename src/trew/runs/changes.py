@@ -1,0 +1,102 @@
+"""What changed where a run was continued: changes.jsonl in its folder, which most runs do not have.
+
+config.toml holds the settings of a run's last steps. Without this file, a run that went on under other ones
+(``--allow-changes``) would look as if all of its steps had been made under them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..utils.toml import flatten
+
+FILE = "changes.jsonl"
+_LONGEST = 60
+
+
+@dataclass(frozen=True, slots=True)
+class RunChange:
+    """A place at which a run went on otherwise than it began."""
+
+    step: int  # the last step before it
+    config: str  # the settings until there, as config.toml had them
+    settings: tuple[str, ...] = ()  # a line for each that changed: "learner.lr was 1e-05, is 2e-05"
+    others: tuple[str, ...] = ()  # the same for data, the user's files and models
+
+    def told(self, unit: str = "step") -> str:
+        """A sentence for people; ``unit``: what a row of the run is of."""
+        return (
+            f"After {unit} {self.step} the run went on with changes: {'; '.join((*self.settings, *self.others))}. "
+            f"config.toml has the settings of its last {unit}s."
+        )
+
+
+def read(text: str) -> list[RunChange]:
+    """The changes that a file's text holds, in order; leaves out lines that are none."""
+    return sorted(filter(None, map(_decoded, text.splitlines())), key=lambda change: change.step)
+
+
+def in_folder(folder: Path) -> list[RunChange]:
+    """The changes of a run's folder."""
+    path = folder / FILE
+    return read(path.read_text("utf-8", errors="replace")) if path.is_file() else []
+
+
+def write(changes: Sequence[RunChange]) -> str:
+    """The text of the file."""
+    return "".join(json.dumps(dataclasses.asdict(change)) + "\n" for change in changes)
+
+
+def add(
+    changes: Sequence[RunChange], step: int, *, before: str, now: str, free: Sequence[str], others: Sequence[str] = ()
+) -> list[RunChange]:
+    """The changes of a run that goes on after ``step`` with the settings ``now`` (TOML) instead of ``before``; those of
+    keys that begin with one of ``free`` do not count.
+
+    What changed after a later step changes there now: the steps between are made anew.
+    """
+    kept = [change for change in changes if change.step < step]
+    again = [change for change in changes if change.step >= step]
+    told = tuple(dict.fromkeys([text for change in again for text in change.others] + [*others]))
+    config = again[0].config if again else before
+    settings = tuple(_differences(config, now, free))
+    return [*kept, RunChange(step, config, settings, told)] if settings or told else kept
+
+
+def settings_at(changes: Sequence[RunChange], step: int, *, now: str) -> str:
+    """The settings (TOML) that the weights of ``step`` were trained under last; ``now``: those of the run's end."""
+    return next((change.config for change in changes if change.step >= step), now)
+
+
+def _differences(before: str, now: str, free: Sequence[str]) -> list[str]:
+    """A line for each setting that differs and is not free."""
+    old, new = (flatten(tomllib.loads(text)) for text in (before, now))
+    keys = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key) and not key.startswith(tuple(free))]
+    return [f"{key} was {_shown(old.get(key))}, is {_shown(new.get(key))}" for key in keys]
+
+
+def _shown(value: Any) -> str:
+    """
+    >>> _shown(1e-05), _shown(None), _shown("x" * 99)[-3:]
+    ('1e-05', 'not set', 'xx…')
+    """
+    text = "not set" if value is None else str(value) if str(value) else "''"
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+
+
+def _decoded(line: str) -> RunChange | None:
+    try:
+        row = json.loads(line)
+        change = RunChange(row["step"], row["config"], tuple(row["settings"]), tuple(row["others"]))
+    except (ValueError, RecursionError, TypeError, KeyError):
+        return None
+    plain = isinstance(change.step, int) and all(
+        isinstance(text, str) for text in (change.config, *change.settings, *change.others)
+    )
+    return change if plain and not isinstance(change.step, bool) else None
