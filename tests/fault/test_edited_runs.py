@@ -161,6 +161,18 @@ def test_the_format_before_is_refused_by_name(server, recipe, cut):
     assert "has format 2, written by an older trew" in refused(server, recipe, cut)
 
 
+def test_other_versions_of_libraries_are_told(server, recipe, cut):
+    """An update of PyTorch may round otherwise: the run is no longer the one that was never stopped."""
+    checkpoint = cut / "checkpoints" / "000002"
+    state = json.loads((checkpoint / "state.json").read_text())
+    here = state["meta"]["made_with"]["torch"]
+    rewrite(checkpoint, "state.json", edited(state, ("meta", "made_with", "torch"), "2.9.9"))
+    output = server.run("train", recipe, "--out", cut, "--resume", cwd=recipe.parent)
+    told = f"torch was 2.9.9, is {here}"
+    assert f"note: {told}: steps from here on may round otherwise than they would have" in output
+    assert f"After step 2 the run went on with changes: {told}." in (cut / "report.html").read_text()
+
+
 # ---- rows and files before the checkpoint
 
 
@@ -208,6 +220,7 @@ def test_what_is_lost_is_named_where_it_goes_on_all_the_same(server, recipe, cut
     output = server.run("train", recipe, "--out", cut, "--resume", "--allow-changes", cwd=recipe.parent)
     assert said in output
     assert "continuing after step 2" in output
+    assert said in (cut / "report.html").read_text()
 
 
 def test_rows_behind_the_checkpoint_go_whatever_their_step(server, recipe, whole, cut):

@@ -2,8 +2,10 @@
 
 import json
 
+from compare_help import write
 from trew.runs import RunFolder, changes
-from trew.runs.changes import RunChange
+from trew.runs.changes import Accepted, RunChange
+from trew.runs.compare.members import load_member
 from trew.runs.compare.refusals import problems
 from trew.runs.report import load_run, write_report
 
@@ -15,16 +17,36 @@ def config(lr: float = 1.0, **more: float) -> str:
 
 
 def add(known, step, before, now, *others):
-    return changes.add(known, step, before=before, now=now, free=FREE, others=others)
+    return changes.add(known, step, before=before, now=now, free=FREE, accepted=Accepted(others))
 
 
 def test_a_change_has_the_step_the_settings_until_there_and_both_values():
     (change,) = add([], 40, config(1.0), config(2.0, steps=9), "the data changed")
-    assert change == RunChange(40, config(1.0), ("learner.lr was 1.0, is 2.0",), ("the data changed",))
+    assert change == RunChange(40, config(1.0), ("learner.lr was 1.0, is 2.0",), ("the data changed",), ())
     assert change.told() == (
         "After step 40 the run went on with changes: learner.lr was 1.0, is 2.0; the data changed. config.toml has the "
         "settings of its last steps."
     )
+
+
+def test_other_versions_are_told_and_only_those_of_trew_keep_a_run_from_being_compared(tmp_path):
+    texts = ("torch was 2.12.0, is 2.13.0", "trew was 0.1.0, is 0.2.0")
+    known = [
+        changes.add([], 4, before=config(), now=config(), free=FREE, accepted=Accepted(versions=(text,)))
+        for text in texts
+    ]
+    assert changes.read(changes.write(known[0])) == known[0]
+    assert "with changes: torch was 2.12.0, is 2.13.0." in known[0][0].told()
+    folder = write(tmp_path / "a", 0, 5)
+    found = []
+    for change in known:
+        (folder / "changes.jsonl").write_text(changes.write(change))
+        found.append(problems([load_member(folder)], allow=()))
+    assert found == [[], [
+        f"{folder}: trew was 0.1.0, is 0.2.0 from step 4 on: versions may compute different things; --allow version "
+        "compares anyway"
+    ]]  # fmt: skip
+    assert problems([load_member(folder)], allow=("version",)) == []
 
 
 def test_what_is_free_or_equal_is_no_change():
@@ -36,9 +58,10 @@ def test_steps_that_are_made_anew_move_a_change_back():
     known = add([], 40, config(1.0), config(2.0))
     known = add(known, 50, config(2.0), config(3.0), "reward.py changed")
     assert [change.step for change in known] == [40, 50]
-    assert add(known, 30, config(3.0), config(3.0)) == [
-        RunChange(30, config(1.0), ("learner.lr was 1.0, is 3.0",), ("reward.py changed",))
-    ]
+    anew = add(known, 30, config(3.0), config(3.0), "reward.py changed")
+    assert anew == [RunChange(30, config(1.0), ("learner.lr was 1.0, is 3.0",), ("reward.py changed",))]
+    # What the checkpoint that a run goes on from does not know of is not of its steps.
+    assert add(anew, 30, config(3.0), config(3.0)) == [RunChange(30, config(1.0), ("learner.lr was 1.0, is 3.0",))]
     assert add(known, 60, config(3.0), config(3.0)) == known
 
 
@@ -112,9 +135,6 @@ def test_overwriting_a_run_removes_its_changes(tmp_path):
 
 
 def test_a_run_of_two_settings_is_compared_only_where_that_is_allowed(tmp_path):
-    from compare_help import write
-    from trew.runs.compare.members import load_member
-
     folder = write(tmp_path / "a", 0, 5)
     assert problems([load_member(folder)], allow=()) == []
     (folder / "changes.jsonl").write_text(changes.write(add([], 4, config(1.0), config(2.0))))

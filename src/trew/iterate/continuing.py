@@ -8,6 +8,7 @@ from pathlib import Path
 from ..config.free import FREE
 from ..errors import ConfigError
 from ..runs import Layout, RunFolder
+from ..runs.changes import Accepted
 from ..training.changes import check_changes
 from ..utils.console import Display
 from . import same_data
@@ -35,7 +36,7 @@ def go_on(folder: RunFolder, recipe: Recipe, fingerprint: str, *, allow: bool, d
     for change in (*changed, *other_data):
         display.line(f"note: {change}")
     done = _last_round(folder.folder)
-    changes = folder.go_on_with(dumps(recipe), done, free=FREE_IN_ROUNDS, others=other_data)
+    changes = folder.go_on_with(dumps(recipe), done, free=FREE_IN_ROUNDS, accepted=Accepted(tuple(other_data)))
     return [change.told(LAYOUT.unit) for change in changes]
 
 

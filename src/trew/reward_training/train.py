@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import platform
 from typing import Any
 
 import torch
-import transformers
 
-from .. import __version__, runs
+from .. import runs
 from ..models import loading
 from ..runs import RunFolder
 from ..runs.files import PRIVATE
 from ..training.changes import FREE_IN_A_RUN, check_changes, complete, unrecorded
+from ..training.versions import versions
 from ..utils.console import Display
 from ..utils.signals import Interrupts
 from .planning import plan
@@ -61,9 +60,9 @@ def train_reward(
             display.line(f"note: {note}")
         if folder.resumed:
             free = unrecorded(settings.learner.schedule)
-            changed = program.restore(allow_changes=allow_changes)
+            accepted = program.restore(allow_changes=allow_changes)
             # Only now: a refused resume must leave the run's settings unchanged.
-            folder.go_on_with(dumps(settings), program.state.step, free=free, others=changed)
+            folder.go_on_with(dumps(settings), program.state.step, free=free, accepted=accepted)
         ending.enter_context(interrupts)  # from here on an interrupt has something to save; before, it just ends
         ending.enter_context(program.writer)
         with display.bar("training", ready.steps, done=program.state.step) as bar:
@@ -98,9 +97,6 @@ def _summary(program: RewardProgram) -> dict[str, Any]:
     return {
         "task": "reward model", "model": p.settings.model, "seed": p.settings.seed, "steps": state.step,
         "seconds": state.seconds, "pairs": len(p.train), "before": state.before, "after": state.last_eval,
-        "versions": {
-            "trew": __version__, "python": platform.python_version(), "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
+        "versions": versions(),
         "device": p.device,
     }  # fmt: skip

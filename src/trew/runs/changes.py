@@ -28,13 +28,26 @@ class RunChange:
     config: str  # the settings until there, as config.toml had them
     settings: tuple[str, ...] = ()  # a line for each that changed: "learner.lr was 1e-05, is 2e-05"
     others: tuple[str, ...] = ()  # the same for data, the user's files and models
+    versions: tuple[str, ...] = ()  # the same for libraries, which may round otherwise
 
     def told(self, unit: str = "step") -> str:
         """A sentence for people; ``unit``: what a row of the run is of."""
+        found = "; ".join((*self.settings, *self.others, *self.versions))
         return (
-            f"After {unit} {self.step} the run went on with changes: {'; '.join((*self.settings, *self.others))}. "
+            f"After {unit} {self.step} the run went on with changes: {found}. "
             f"config.toml has the settings of its last {unit}s."
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """What is not as it was when a checkpoint was written, besides settings: a text for each."""
+
+    others: tuple[str, ...] = ()  # of data, the user's files and models
+    versions: tuple[str, ...] = ()  # of libraries, which may round otherwise
+
+
+NOTHING = Accepted()
 
 
 def read(text: str) -> list[RunChange]:
@@ -54,19 +67,31 @@ def write(changes: Sequence[RunChange]) -> str:
 
 
 def add(
-    changes: Sequence[RunChange], step: int, *, before: str, now: str, free: Sequence[str], others: Sequence[str] = ()
+    changes: Sequence[RunChange],
+    step: int,
+    *,
+    before: str,
+    now: str,
+    free: Sequence[str],
+    accepted: Accepted = NOTHING,
 ) -> list[RunChange]:
     """The changes of a run that goes on after ``step`` with the settings ``now`` (TOML) instead of ``before``; those of
     keys that begin with one of ``free`` do not count.
 
-    What changed after a later step changes there now: the steps between are made anew.
+    What changed after a later step changes there now: the steps between are made anew. ``accepted`` is known
+    from the checkpoint of ``step`` itself.
     """
     kept = [change for change in changes if change.step < step]
     again = [change for change in changes if change.step >= step]
-    told = tuple(dict.fromkeys([text for change in again for text in change.others] + [*others]))
     config = again[0].config if again else before
-    settings = tuple(_differences(config, now, free))
-    return [*kept, RunChange(step, config, settings, told)] if settings or told else kept
+    found = RunChange(
+        step,
+        config,
+        settings=tuple(_differences(config, now, free)),
+        others=accepted.others,
+        versions=accepted.versions,
+    )
+    return [*kept, found] if found.settings or found.others or found.versions else kept
 
 
 def settings_at(changes: Sequence[RunChange], step: int, *, now: str) -> str:
@@ -93,10 +118,11 @@ def _shown(value: Any) -> str:
 def _decoded(line: str) -> RunChange | None:
     try:
         row = json.loads(line)
-        change = RunChange(row["step"], row["config"], tuple(row["settings"]), tuple(row["others"]))
+        texts = [tuple(row[name]) for name in ("settings", "others", "versions")]
+        change = RunChange(row["step"], row["config"], *texts)
     except (ValueError, RecursionError, TypeError, KeyError):
         return None
     plain = isinstance(change.step, int) and all(
-        isinstance(text, str) for text in (change.config, *change.settings, *change.others)
+        isinstance(text, str) for text in (change.config, *change.settings, *change.others, *change.versions)
     )
     return change if plain and not isinstance(change.step, bool) else None

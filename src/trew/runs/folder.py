@@ -105,19 +105,18 @@ class RunFolder:
         write_atomic(self.folder / "config.toml", lambda f: f.write(redact_config(text).encode("utf-8", "replace")))
 
     def go_on_with(
-        self, text: str, step: int, *, free: Sequence[str], others: Sequence[str] = ()
+        self, text: str, step: int, *, free: Sequence[str], accepted: changes.Accepted = changes.NOTHING
     ) -> list[changes.RunChange]:
         """Replaces the configuration of a run that goes on after ``step``, and records what changed with it, but for
-        settings that begin with one of ``free``; ``others``: a text for each other thing that changed. Returns all
-        changes of the run so far."""
+        settings that begin with one of ``free``. Returns all changes of the run so far."""
         path = self.folder / changes.FILE
         before, now = read_config(self.folder), redact_config(text)
         known = changes.in_folder(self.folder)
         found: list[changes.RunChange] = []
-        # Without a row nothing is left of what was before.
         rows = self.folder / self.layout.rows
-        if rows.is_file() and rows.stat().st_size:
-            found = changes.add(known, step, before=before or now, now=now, free=free, others=redact([*others]))
+        # Otherwise nothing is left of what was before.
+        if step > 0 or (rows.is_file() and rows.stat().st_size):
+            found = changes.add(known, step, before=before or now, now=now, free=free, accepted=accepted)
         # Before config.toml: a crash in between leaves both sides of the difference.
         if found:
             write_atomic(path, lambda f: f.write(changes.write(found).encode("utf-8", "replace")))

@@ -17,6 +17,7 @@ from ..config import choices
 from ..errors import CheckpointError, ConfigError, ResumeError
 from ..models.sharded import Rows
 from ..runs import RunFolder, checkpoint_files, redact
+from ..runs.changes import Accepted
 from ..runs.writer import Writer
 from ..utils.console import Display
 from ..utils.signals import Interrupted, Interrupts
@@ -24,6 +25,7 @@ from . import remembered
 from .changes import refuse_lost
 from .remembered import Progress, Remembered
 from .team import Team
+from .versions import versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +190,7 @@ class Program(ABC):
         model = self.snapshot()
         meta = {
             "learner": dict(model.counters), "state": dataclasses.asdict(state), "data": self.fingerprint,
-            "code": dict(self.inputs),
+            "code": dict(self.inputs), "made_with": versions(),
             "remembered": {name: part.state() for name, part in self.stateful.items()},
             "record": dataclasses.asdict(self.folder.recorder.record()),
         }  # fmt: skip
@@ -199,11 +201,10 @@ class Program(ABC):
             extra_files=model.extra_files, parts=self.team.parts, failed=self.team.give_up_saving,
         )  # fmt: skip
 
-    def restore(self, *, allow_changes: bool = False) -> list[str]:
+    def restore(self, *, allow_changes: bool = False) -> Accepted:
         """Restores the newest complete checkpoint; a training that stopped before its first one starts at step 1, with
-        a note. Returns a text for each change that was allowed: of data, files or models. Raises ResumeError if that
-        would lose finished steps, or if the checkpoint belongs to something else; ConfigError if it is past the last
-        step."""
+        a note. Returns what changed since then besides settings. Raises ResumeError if that would lose finished steps,
+        or if the checkpoint belongs to something else; ConfigError if it is past the last step."""
         # ---- read and check everything before anything is changed
         folder = self.folder
         loaded, messages = checkpoint_files.load_latest(folder.checkpoints)
@@ -213,7 +214,7 @@ class Program(ABC):
             refuse_lost(folder)
             self.display.line(f"note: {folder.folder} has no checkpoint yet; starting at step 1")
             folder.rewind(-1)
-            return []
+            return Accepted()
         step, tensors, meta = loaded
         # Validated as a whole here, so that nothing below fails halfway for a damaged field.
         found = remembered.read(self.remembers, meta, step, folder.checkpoints)
@@ -248,7 +249,11 @@ class Program(ABC):
         if step < self.timetable.steps:
             folder.go_on()
         self.display.line(f"note: continuing after step {step}")
-        return allowed
+        updated = [f"{name} was {then}, is {now}" for name, now in versions().items()
+                   if (then := found.made_with.get(name, now)) != now]  # fmt: skip
+        for text in updated:
+            self.display.line(f"note: {text}: steps from here on may round otherwise than they would have")
+        return Accepted(tuple(redact(allowed)), tuple(updated))
 
     def _other_data(self, found: Remembered) -> list[str]:
         """A message for data other than the checkpoint's, with what to do; empty if they are the same."""

@@ -43,6 +43,7 @@ class Remembered:
     data: str  # fingerprint
     inputs: dict[str, str]  # digests of code and models, by name; empty where an earlier version wrote the checkpoint
     record: Record  # of the folder
+    made_with: dict[str, str]  # versions of libraries; empty likewise
 
 
 def read(kinds: Shapes, meta: dict[str, Any], step: int, folder: Path) -> Remembered:
@@ -51,7 +52,8 @@ def read(kinds: Shapes, meta: dict[str, Any], step: int, folder: Path) -> Rememb
     whole = dataclasses.make_dataclass(
         "Meta",
         [("learner", kinds.learner), ("state", kinds.state), ("data", str), ("remembered", kinds.stateful),
-         ("record", Record), ("code", dict[str, str], dataclasses.field(default_factory=dict))],
+         ("record", Record), ("code", dict[str, str], dataclasses.field(default_factory=dict)),
+         ("made_with", dict[str, str], dataclasses.field(default_factory=dict))],
     )  # fmt: skip
     try:
         found = shapes.read(whole, meta, "meta")
@@ -64,7 +66,7 @@ def read(kinds: Shapes, meta: dict[str, Any], step: int, folder: Path) -> Rememb
             f"{folder}: state.json of step {step} is damaged or not of this version of trew: {error}. Put a backup "
             "there, continue with the version that wrote it, or start a new run with another out"
         ) from None
-    return Remembered(found.state, found.data, found.code, found.record)
+    return Remembered(found.state, found.data, found.code, found.record, found.made_with)
 
 
 def _check(state: Progress, kinds: Shapes, step: int) -> None:

@@ -202,9 +202,10 @@ def _start(
     for note in (*plan.notes, *folder.messages):
         display.line(f"note: {note}")
     if folder.resumed:
-        changed = program.restore(allow_changes=allow_changes)
+        accepted = program.restore(allow_changes=allow_changes)
         # Only now: a refused resume must leave the run's settings as they were.
-        folder.go_on_with(dumps(config), program.state.step, free=unrecorded(config.learner.schedule), others=changed)
+        free = unrecorded(config.learner.schedule)
+        folder.go_on_with(dumps(config), program.state.step, free=free, accepted=accepted)
         program.memory.begin()
     # Also of a run that goes on: its servers have other weights, or none.
     program.team.publish()

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from .. import __version__
 from ..learner import Learner
 from ..models import backends, loading, lora
 from ..models.lora import Adapters, parameter_count
@@ -21,6 +18,7 @@ from ..runs.files import PRIVATE
 from .policy_program import PolicyProgram
 from .policy_state import PolicyState
 from .sft_program import SftState
+from .versions import versions
 
 
 def export(program: PolicyProgram) -> None:
@@ -130,9 +128,6 @@ def summarize(program: PolicyProgram) -> dict[str, Any]:
         **_measured(s, s.before, s.last_eval),
         "before": s.before, "after": s.last_eval,
         "warnings": [asdict(finding) for finding in program.health.found],
-        "versions": {
-            "trew": __version__, "python": platform.python_version(), "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
+        "versions": versions(),
         "device": program.plan.device,
     }  # fmt: skip

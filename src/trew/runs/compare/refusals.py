@@ -19,7 +19,10 @@ def problems(members: Sequence[Member], *, allow: Collection[Allow]) -> list[str
     found = list(_twice(members))
     versions = {m.name: {"version of trew": m.version} for m in members if m.version}
     if "version" not in allow:
-        found += _lines(differences(versions), "versions may compute different things; --allow version compares anyway")
+        why = "versions may compute different things; --allow version compares anyway"
+        found += _lines(differences(versions), why)
+        found += [f"{m.name}: {text} from step {change.step} on: {why}" for m in members for change in m.data.changes
+                  for text in change.versions if text.startswith("trew ")]  # fmt: skip
     if "model" not in allow:
         models = {m.name: {k: m.settings.get(k) for k in ("model", "tokenizer")} for m in members}
         found += _lines(differences(models), "runs of different models differ in more than settings; --allow model")
