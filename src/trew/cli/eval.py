@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ from ..config import (
     validate,
 )
 from ..errors import ConfigError, Problems
+from ..runs import changes
 from ..utils.commands import trial
 from .run_folders import refuse_no_policy, refuse_unnamed_run, run_of
 
@@ -140,6 +142,7 @@ class Trained:
 
     config: Config
     by_run: bool
+    earlier: tuple[Config, ...] = ()  # of the run's first steps, where it went on under others
 
 
 def _trained(run: Path | None, recipe: Path | None, overrides: tuple[str, ...]) -> Trained | None:
@@ -150,7 +153,8 @@ def _trained(run: Path | None, recipe: Path | None, overrides: tuple[str, ...]) 
         # Without what --set changes: it changes the evaluation, not what was trained on.
         with contextlib.suppress(ConfigError):  # then a recipe was given instead
             _check_recipe(run)
-            return Trained(load(run / "config.toml"), by_run=True)
+            earlier = tuple(parse(tomllib.loads(each.config), base=run) for each in changes.in_folder(run))
+            return Trained(load(run / "config.toml"), by_run=True, earlier=earlier)
     return None if recipe is None else Trained(load(recipe, overrides), by_run=False)
 
 
@@ -285,7 +289,25 @@ def _held_out(config: Config, trained: Trained | None) -> Any:
     own = config.sets == trained.config.sets and config.eval.size <= trained.config.eval.size
     if trained.by_run and not own and not config.numbered:
         notes = [*notes, *episodes.trained_on(prompts, trained.config)]
+    if not config.numbered:
+        _refuse_trained_on(prompts, trained)
     return prompts, rewards, notes
+
+
+def _refuse_trained_on(prompts: Sequence[Prompt], trained: Trained) -> None:
+    """Raises ConfigError for prompts that the run trained on before it went on under settings that hold out others."""
+    from ..data.split import overlap_note
+    from ..training import episodes
+
+    last = trained.config
+    for config in trained.earlier:
+        if (config.sets, config.seed, config.eval.size) == (last.sets, last.seed, last.eval.size):
+            continue
+        for note in overlap_note(episodes.dataset(config).train, prompts):
+            raise ConfigError(
+                f"{note}. The run went on under settings that hold out other prompts than at first (changes.jsonl); "
+                "name a file or test split of its own (--data)"
+            )
 
 
 def _checked_prompts(

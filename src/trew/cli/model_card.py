@@ -170,7 +170,7 @@ def _training(config: Config, data: RunData, step: int) -> Iterator[str]:
     rows = {**_settings(config), **_circumstances(data, step)}
     # A bar would end the cell, even inside code.
     yield "\n".join(["| | |", "|---|---|", *(f"| {k} | {v.replace('|', chr(92) + '|')} |" for k, v in rows.items())])
-    if told := [change.told() for change in data.changes if change.step < step]:
+    if told := [change.told() for change in data.changes if change.step <= step]:
         yield "\n".join(f"* {code(text)}" for text in told)
     if warned := _warnings(data, step):
         yield "Warnings of the run:\n\n" + "\n".join(f"* {code(text)}" for text in warned)
@@ -200,7 +200,8 @@ def _circumstances(data: RunData, step: int) -> dict[str, str]:
     """The versions of the run and its time up to a step, as far as its summary has them."""
     rows = {}
     versions = data.summary.get("versions")
-    if isinstance(versions, Mapping):
+    # Of the end: a checkpoint may have been made with others.
+    if isinstance(versions, Mapping) and not any(c.versions and c.step >= step for c in data.changes):
         rows["versions"] = code(", ".join(f"{k} {v}" for k, v in versions.items()))
     if isinstance(seconds := data.summary.get("seconds"), int | float):
         if step != data.summary.get("steps"):  # of a checkpoint: the run went on behind it

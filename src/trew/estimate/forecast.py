@@ -17,8 +17,9 @@ import numpy as np
 
 from ..config import Config, load
 from ..config.cluster import server_option
-from ..errors import ConfigError
+from ..errors import ConfigError, ResumeError
 from ..objective import Objective
+from ..runs import changes
 from . import times
 from .cluster import Fleet
 from .simulation import Forecast, LengthDraw, Work, log_normal, simulate
@@ -73,24 +74,27 @@ class Measured:
     @classmethod
     def of(cls, run: Path) -> Measured:
         """Reads a run folder. Raises ConfigError if it is none or has no completions."""
+        import pyarrow.compute as pc
         import pyarrow.parquet as pq
 
         try:
             config = load(run / "config.toml")
             rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
             table = pq.read_table(run / "rollouts", columns=["step", "group", "sampled"])
-        except (OSError, ValueError, ConfigError) as error:
+            # Steps before were made under other settings than config.toml's.
+            begun = max((change.step for change in changes.in_folder(run)), default=0)
+        except (OSError, ValueError, ConfigError, ResumeError) as error:
             raise ConfigError(
                 f"--like: {run} cannot be read ({error}); give the folder of a run that has completions in rollouts/"
             ) from None
         found: dict[tuple[int, int], list[int]] = {}
         # Only sampled tokens cost decoding steps; tokens of tools and environments are prefilled.
-        for row in table.to_pylist():
+        for row in table.filter(pc.field("step") > begun).to_pylist():
             found.setdefault((row["step"], row["group"]), []).append(max(1, sum(row["sampled"])))
         if not found:
             raise ConfigError(f"--like: {run} has no completions; give a run that has finished a step")
         # The first step compiles and allocates.
-        own = [row["update/seconds"] for row in rows if "update/seconds" in row][1:]
+        own = [row["update/seconds"] for row in rows if "update/seconds" in row and row["step"] > begun][1:]
         completions = config.rollout.prompts * config.rollout.completions
         update_s = float(np.median(own)) / completions if own else None
         return cls(str(run), tuple(np.array(lengths, float) for lengths in found.values()), update_s)

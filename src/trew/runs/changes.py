@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..errors import ResumeError
 from ..utils.toml import flatten
 
 FILE = "changes.jsonl"
@@ -29,6 +30,11 @@ class RunChange:
     settings: tuple[str, ...] = ()  # a line for each that changed: "learner.lr was 1e-05, is 2e-05"
     others: tuple[str, ...] = ()  # the same for data, the user's files and models
     versions: tuple[str, ...] = ()  # the same for libraries, which may round otherwise
+
+    @property
+    def is_other_run(self) -> bool:
+        """Whether more changed than versions of libraries."""
+        return bool(self.settings or self.others) or any(text.startswith("trew ") for text in self.versions)
 
     def told(self, unit: str = "step") -> str:
         """A sentence for people; ``unit``: what a row of the run is of."""
@@ -56,9 +62,18 @@ def read(text: str) -> list[RunChange]:
 
 
 def in_folder(folder: Path) -> list[RunChange]:
-    """The changes of a run's folder."""
+    """The changes of a run's folder. Raises ResumeError for a damaged file: what it said would be lost."""
     path = folder / FILE
-    return read(path.read_text("utf-8", errors="replace")) if path.is_file() else []
+    if not path.is_file():
+        return []
+    text = path.read_text("utf-8", errors="replace")
+    found = read(text)
+    if len(found) < len(text.splitlines()):
+        raise ResumeError(
+            f"{path}: is damaged, so that it is not known which steps were made under which settings; put a backup of "
+            "it there, or remove it to take all for steps of the settings in config.toml"
+        )
+    return found
 
 
 def write(changes: Sequence[RunChange]) -> str:

@@ -101,6 +101,9 @@ def read_row(run: Run, place: Place) -> Row:
             f"{place.folder}: nothing was judged in its evaluation after step {unjudged[0]}, so that its accuracy "
             "there is not known; see to its rewards (evals/ has the completions), and remove it, and it runs again"
         )
+    # Of libraries, another version may round otherwise, and is still the same setting.
+    if mixed := [change for change in data.changes if change.is_other_run]:
+        raise DataError(f"{place.folder}: {mixed[0].told()} It is no run of one cell: remove it, and it runs again")
     evals = sorted(measured.items())
     trained = [row for row in data.rows if "eval_accuracy" not in row]
     steps, accuracy = zip(*evals, strict=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import stat
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..config import Config
+from ..config import Config, parse
 from ..errors import CheckpointError, ConfigError, ResumeError
 from ..learner.critic import without_critic
 from ..learner.stored import check_stored, stored_tensors
 from ..models import loading, lora
 from ..models.sharded import Rows, copy_into
 from ..models.writing import written_whole
-from ..runs import checkpoint_files
+from ..runs import changes, checkpoint_files
 from .policy_program import from_files
 
 if TYPE_CHECKING:
@@ -113,6 +115,7 @@ def load_checkpoint(
     else:
         loaded = checkpoint_files.load_step(root, step)
     found, tensors, meta = loaded
+    config = _trained_under(config, run, found)
     if not config.lora.rank:
         model = loading.load_model(config.model, device="cpu")
         _fill(model, tensors, root, adapters=False)
@@ -123,6 +126,16 @@ def load_checkpoint(
     _refuse_other_base(adapters.base, meta, root)
     _fill(model, tensors, root, adapters=True)
     return Stored(found, model, adapters)
+
+
+def _trained_under(config: Config, run: Path, step: int) -> Config:
+    """``config`` with the adapters' settings that the checkpoint of ``step`` was trained under: where the run went on
+    under others, with another alpha for example, they are not those of its end."""
+    then = changes.settings_at(changes.in_folder(run), step, now="")
+    if not then:
+        return config
+    own = parse(tomllib.loads(then), base=run)
+    return dataclasses.replace(config, lora=own.lora, learner=own.learner, seed=own.seed)
 
 
 def _fill(model: Any, tensors: Mapping[str, Tensor | Rows], root: Path, *, adapters: bool) -> None:

@@ -183,7 +183,9 @@ class ViewedRun:
     def setting(self) -> str:
         """Identifies the settings that decide what is learned, apart from the seed."""
         decisive = {k: v for k, v in self.values.items() if k != "seed" and not is_free(k)}
-        return hashlib.blake2b(repr(sorted(decisive.items())).encode(), digest_size=6).hexdigest()
+        # A run that went on under other settings has none of its own kind.
+        known = (sorted(decisive.items()), self.text(changes.FILE))
+        return hashlib.blake2b(repr(known).encode(), digest_size=6).hexdigest()
 
     def about(self) -> dict[str, Any]:
         """The run in the list of runs."""

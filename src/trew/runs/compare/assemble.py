@@ -157,7 +157,7 @@ def _starts(groups: Sequence[RunGroup]) -> list[str]:
 
 def _condition(members: Sequence[Member]) -> list[str]:
     """What is wrong with single runs: damaged files, prompts without a verdict, failures."""
-    found = [f"{m.name}: {note}" for m in members for note in m.data.notes]
+    found = [f"{m.name}: {note}" for m in members for note in (*m.data.notes, *m.data.changed)]
     found += [f"{m.name}: {m.unjudged} held-out prompts without a verdict do not count" for m in members if m.unjudged]
     if failed := [m.name for m in members if not m.finished]:
         found.append(f"{some(failed)} did not finish: counted with what was measured last")

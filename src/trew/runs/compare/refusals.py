@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from ...config.free import is_free
+from ..changes import FILE
 from .choices import Allow
 from .groups import Differences, RunGroup, differences, shown, task_names
 from .members import Member
@@ -42,6 +43,7 @@ def problems(members: Sequence[Member], *, allow: Collection[Allow]) -> list[str
 def _changed(members: Sequence[Member]) -> Iterator[str]:
     """Runs that went on under other settings than they began with: no group of one setting is theirs."""
     for m in members:
+        yield from (f"{m.name}: {note}; put a backup of it there" for note in m.data.notes if note.startswith(FILE))
         if told := [text for change in m.data.changes for text in (*change.settings, *change.others)]:
             steps = some([str(change.step) for change in m.data.changes])
             yield (
