@@ -26,7 +26,8 @@ def test_a_resumed_round_counts_the_seconds_of_all_its_sessions(tmp_path: Path, 
         return {"pairs": 1}
 
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(rounds, "sample_pairs", lambda *_: None)
+    for name in ("sample_pairs", "_unjudged"):
+        monkeypatch.setattr(rounds, name, lambda *_: None)
     monkeypatch.setattr(rounds, "train_reward_model", stage)
     made: Any = SimpleNamespace(
         round=lambda number: tmp_path / "round-00", first_prompts=1, verifier_name="odd",
@@ -66,7 +67,7 @@ def test_rounds_do_not_go_on_with_other_data(tmp_path: Path, monkeypatch: pytest
     assert (tmp_path / "run" / "config.toml").read_bytes() == before
     rounds.iterate(recipe, resume=True, allow_changes=True, display=display)
     assert "the data changed" in said[-1]
-    assert noted[-1].startswith("After round 1 the run went on with changes: ")
+    assert noted[-1].startswith("In or before round 2 the run went on with changes: ")
     assert "the data changed" in noted[-1]
     assert f"<p>{html.escape(noted[-1])}</p>" in page.render([], verifier="arithmetic", notes=noted)
     rounds.iterate(recipe, overwrite=True, display=display)

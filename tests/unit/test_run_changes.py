@@ -2,12 +2,17 @@
 
 import json
 
+import pytest
+
 from compare_help import write
+from trew.errors import ResumeError
+from trew.iterate.continuing import LAYOUT
 from trew.runs import RunFolder, changes
 from trew.runs.changes import Accepted, RunChange
 from trew.runs.compare.members import load_member
 from trew.runs.compare.refusals import problems
 from trew.runs.report import load_run, write_report
+from trew.training.changes import unrecorded
 
 FREE = ("track.", "steps")
 
@@ -95,6 +100,34 @@ def started(folder):
         for step in (1, 2, 3):
             run.log({"step": step, "reward": 0.5})
     return folder
+
+
+def test_more_steps_are_a_change_where_earlier_ones_depend_on_them():
+    assert "steps" in unrecorded("constant")
+    assert "steps" not in unrecorded("linear")
+    assert "steps" not in unrecorded("constant", ahead=1)
+
+
+def test_rounds_have_results_before_their_first_row(tmp_path):
+    with RunFolder.open(tmp_path / "it", layout=LAYOUT) as run:
+        run.write_config(config(1.0))
+        (run.folder / "round-00").mkdir()
+        (run.folder / "round-00" / "pairs.jsonl").write_text("{}\n")
+    with RunFolder.open(tmp_path / "it", layout=LAYOUT, resume=True) as run:
+        (change,) = run.go_on_with(config(2.0), -1, free=FREE)
+    assert change.told("round").startswith("In or before round 0 the run went on with changes: learner.lr was 1.0, is")
+
+
+def test_a_damaged_file_keeps_a_run_from_going_on_and_from_being_compared(tmp_path):
+    folder = started(tmp_path / "run")
+    (folder / "changes.jsonl").write_text("{}\n")
+    with pytest.raises(ResumeError, match="is damaged, so that it is not known which steps were made under which"):
+        go_on(folder, 2.0, 2)
+    assert (folder / "changes.jsonl").read_text() == "{}\n"
+    folder = write(tmp_path / "a", 0, 5)
+    (folder / "changes.jsonl").write_text("{}\n")
+    (line,) = problems([load_member(folder)], allow=())
+    assert "changes.jsonl: left out 1 lines that tell of no change; put a backup of it there" in line
 
 
 def test_a_run_folder_keeps_what_changed(tmp_path):

@@ -76,12 +76,23 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
         _interval(policy.get("accuracy_before")),
         _interval(policy.get("accuracy_after")),
         " to ".join(f"{r:.3f}" for r in reward) if None not in reward else "-",
-        f"{row['pairs']} ({row['replayed']})",
+        _pairs(row),
         _interval(row["reward_before"]["auc"]),
         _interval(row["reward_after"]["auc"]),
         _interval(row["reward_after"]["accuracy"]),
         f"{row['seconds'] / 60:.1f}",
     ]
+
+
+def _pairs(row: Mapping[str, Any]) -> str:
+    """How many there are, and what was left out of them; rounds of earlier versions do not say that."""
+    made = row["pairs"] + row["replayed"]
+    told = [f"{row['pairs']} ({row['replayed']})"]
+    if (learned := row.get("trained_pairs", made)) < made:
+        told.append(f"{learned} learned from, the others are too long")
+    if unjudged := row.get("unjudged"):
+        told.append(f"{unjudged} completions without a verdict")
+    return "; ".join(told)
 
 
 def _interval(i: Mapping[str, float | None] | None) -> str:

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import torch
 
 from ..config import Config, RewardConfig
@@ -238,6 +239,7 @@ def one_round(rounds: Rounds, number: int) -> dict[str, Any] | None:
         if number:
             row["policy"] = train_policy(rounds, number)
         sample_pairs(rounds, number)
+        row["unjudged"] = _unjudged(folder)
         row |= train_reward_model(rounds, number)
         row["seconds"] = seconds()
         write_atomic(done, lambda file: file.write((json.dumps(row, indent=2) + "\n").encode()))
@@ -356,7 +358,15 @@ def _fresh_completions(rounds: Rounds, number: int) -> list[ScoredGroup]:
     with rounds.display.bar("sampling for pairs", count * completions) as bar:
         how = keyed_sampling(config, f"pairs:{number}")
         groups = generate(engine, prompts, n=completions, sampling=how, progress=bar.advance)
-    return plan.rewards.score(groups)
+    scored = plan.rewards.score(groups)
+    for text in plan.rewards.take_warnings():
+        rounds.display.warn(f"round {number}: {text}")
+    return scored
+
+
+def _unjudged(folder: Path) -> int:
+    """How many of a round's fresh completions the verifier could not judge: no pair is made of them."""
+    return pq.read_table(folder / "fresh" / "rollouts" / "000001.parquet", columns=["score"])["score"].null_count
 
 
 def _with_own_uids(prompts: Sequence[Prompt]) -> list[Prompt]:
@@ -412,12 +422,14 @@ def train_reward_model(rounds: Rounds, number: int) -> dict[str, Any]:
             settings, resume=rounds.resume and out.exists(), allow_changes=rounds.allow_changes, display=rounds.display
         )
     gc.collect()
-    row = {"pairs": len(fresh), "replayed": len(again), "held_pairs": summary["before"]["pairs"]}
+    # Too long ones are left out of the training.
+    row = {"pairs": len(fresh), "replayed": len(again), "trained_pairs": summary["pairs"],
+           "held_pairs": summary["before"]["pairs"]}  # fmt: skip
     row |= {f"reward_{when}": {k: summary[when][k] for k in ("accuracy", "auc")} for when in ("before", "after")}
     if number:  # shows whether it forgets: agreement on the held-out pairs of all earlier rounds
         earlier = [p for n in range(number) for p in history(rounds, n, "held.jsonl")]
         found = _measure(out / "final", earlier, recipe=recipe)
-        row["reward_on_history"] = {k: found[k] for k in ("accuracy", "auc")}
+        row["reward_on_history"] = {k: found[k] for k in ("accuracy", "auc", "pairs")}
     return row
 
 

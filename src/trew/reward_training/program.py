@@ -199,6 +199,6 @@ def build(ready: RewardPlan, folder: RunFolder, display: Display, interrupts: In
         plan=ready, model=model, pairs=pairs, notes=(note,) if note else (), parameters=parameters,
         optimizer=make_optimizer(parameters, s.learner.optimizer()), order=PromptStream(len(ready.train), seed=s.seed),
         timetable=Timetable(ready.steps, s.eval.every, s.checkpoint.every, s.checkpoint.keep),
-        fingerprint=ready.fingerprint, folder=folder, display=display, interrupts=interrupts,
+        device=ready.device, fingerprint=ready.fingerprint, folder=folder, display=display, interrupts=interrupts,
         writer=Writer(display.line),
     )  # fmt: skip

@@ -58,6 +58,8 @@ def train_reward(
         display.line(_headline(program))
         for note in (*ready.notes, *program.notes, *folder.messages):
             display.line(f"note: {note}")
+        for note in (*ready.notes, *program.notes):
+            folder.event(f"note: {note}")
         if folder.resumed:
             free = unrecorded(settings.learner.schedule)
             accepted = program.restore(allow_changes=allow_changes)
@@ -97,6 +99,6 @@ def _summary(program: RewardProgram) -> dict[str, Any]:
     return {
         "task": "reward model", "model": p.settings.model, "seed": p.settings.seed, "steps": state.step,
         "seconds": state.seconds, "pairs": len(p.train), "before": state.before, "after": state.last_eval,
-        "versions": versions(),
+        "notes": [*p.notes, *program.notes], "versions": versions(),
         "device": p.device,
     }  # fmt: skip

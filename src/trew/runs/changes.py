@@ -36,13 +36,15 @@ class RunChange:
         """Whether more changed than versions of libraries."""
         return bool(self.settings or self.others) or any(text.startswith("trew ") for text in self.versions)
 
+    @property
+    def what(self) -> str:
+        """Everything that changed."""
+        return "; ".join((*self.settings, *self.others, *self.versions))
+
     def told(self, unit: str = "step") -> str:
-        """A sentence for people; ``unit``: what a row of the run is of."""
-        found = "; ".join((*self.settings, *self.others, *self.versions))
-        return (
-            f"After {unit} {self.step} the run went on with changes: {found}. "
-            f"config.toml has the settings of its last {unit}s."
-        )
+        """A sentence for people; ``unit``: what a row of the run is of. Parts of a round are done before its row."""
+        at = f"After step {self.step}" if unit == "step" else f"In or before {unit} {self.step + 1}"
+        return f"{at} the run went on with changes: {self.what}. config.toml has the settings of its last {unit}s."
 
 
 @dataclass(frozen=True, slots=True)

@@ -227,8 +227,8 @@ def build(
         monitors=Monitors(plan.rewards.rewards, shuffled=in_random_order(config)),
         health=Health(Facts.of(to_table(config))),
         timetable=Timetable(config.steps, config.eval.every, config.checkpoint.every, config.checkpoint.keep),
-        fingerprint=plan.fingerprint, inputs=inputs_of(plan), folder=folder, trackers=trackers, display=display,
-        interrupts=interrupts, memory=memory, writer=writer, weights=weights, backend=made.backend,
+        device=plan.device, fingerprint=plan.fingerprint, inputs=inputs_of(plan), folder=folder, trackers=trackers,
+        display=display, interrupts=interrupts, memory=memory, writer=writer, weights=weights, backend=made.backend,
         team=Team(orders, sharded=sharded(config)), player=player, state=state,
     )  # fmt: skip
     # Only now, because what an interrupt says depends on the program.

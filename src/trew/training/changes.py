@@ -18,10 +18,10 @@ FREE_IN_A_RUN = (*FREE, "steps", "sft.epochs")
 """The same for a single training, which may be given more steps; rounds must keep theirs."""
 
 
-def unrecorded(schedule: Schedule) -> tuple[str, ...]:
-    """The settings whose changes need no record, since the steps so far are what they would have been: how many steps
-    are planned decides a learning rate, unless that is constant."""
-    return FREE_IN_A_RUN if schedule == "constant" else FREE
+def unrecorded(schedule: Schedule, *, ahead: int = 0) -> tuple[str, ...]:
+    """The settings whose changes need no record, since all steps are what they would have been. How many steps are
+    planned decides a learning rate, unless that is constant, and what is generated ``ahead`` of its step."""
+    return FREE_IN_A_RUN if schedule == "constant" and not ahead else FREE
 
 
 def refuse_lost(run: RunFolder) -> None:

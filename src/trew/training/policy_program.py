@@ -108,7 +108,8 @@ class PolicyProgram(Program):
         self.folder.log(row)
         self.trackers.log(state.step, row)
         self.display.row(row)
-        if text := result.omission:
+        # Of its own completions: the next step would tell them as its own, and after the last one there is none.
+        for text in (*self.plan.rewards.take_warnings(), *([result.omission] if result.omission else ())):
             self.display.warn(f"evaluation: {text}")
             self.folder.event(f"step {state.step}: evaluation: {text}")
         return out

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from ..config import choices
@@ -67,6 +68,7 @@ class Program(ABC):
 
     timetable: Timetable
     fingerprint: str  # of the data
+    device: str  # that computes
     inputs: Mapping[str, str] = field(default_factory=dict)  # digests of what a run reads besides its data, by name
     folder: RunFolder
     display: Display
@@ -190,7 +192,7 @@ class Program(ABC):
         model = self.snapshot()
         meta = {
             "learner": dict(model.counters), "state": dataclasses.asdict(state), "data": self.fingerprint,
-            "code": dict(self.inputs), "made_with": versions(),
+            "code": dict(self.inputs), "made_with": self.made_with,
             "remembered": {name: part.state() for name, part in self.stateful.items()},
             "record": dataclasses.asdict(self.folder.recorder.record()),
         }  # fmt: skip
@@ -249,11 +251,16 @@ class Program(ABC):
         if step < self.timetable.steps:
             folder.go_on()
         self.display.line(f"note: continuing after step {step}")
-        updated = [f"{name} was {then}, is {now}" for name, now in versions().items()
+        updated = [f"{name} was {then}, is {now}" for name, now in self.made_with.items()
                    if (then := found.made_with.get(name, now)) != now]  # fmt: skip
         for text in updated:
             self.display.line(f"note: {text}: steps from here on may round otherwise than they would have")
         return Accepted(tuple(redact(allowed)), tuple(updated))
+
+    @property
+    def made_with(self) -> dict[str, str]:
+        """What its numbers are rounded by: the versions of libraries, and the kind of device."""
+        return {**versions(), "device": torch.device(self.device).type}
 
     def _other_data(self, found: Remembered) -> list[str]:
         """A message for data other than the checkpoint's, with what to do; empty if they are the same."""

@@ -117,9 +117,9 @@ def _own_settings(folder: Path, steps: int) -> dict[str, Any] | None:
     """The settings that a run made its first ``steps`` under; None if they are not known. Raises ReplayError if some of
     these steps were made under others: none of its settings would be those of all rollouts."""
     changed = changes.in_folder(folder)
-    if first := next((change for change in changed if change.step < steps), None):
+    if first := next((change for change in changed if change.step < steps and change.is_other_run), None):
         raise ReplayError(
-            f"{folder}: went on with changes after step {first.step}: {'; '.join((*first.settings, *first.others))}; "
+            f"{folder}: went on with changes after step {first.step}: {first.what}; "
             f"replay steps of one setting, the first {first.step} (steps={first.step}), or another run"
         )
     then = changes.settings_at(changed, steps, now="")

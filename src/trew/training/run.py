@@ -96,6 +96,7 @@ class TrainingRun:
         row |= {
             "step": step,
             **rollout_row(self.plan, sampled),
+            **({} if self.config.demonstrates else {"groups_trained": len(rollouts.trained_on)}),
             "seconds": seconds,
             **({} if self.config.demonstrates else attempt.seconds(now)),
             "tokens_per_second": tokens / seconds,

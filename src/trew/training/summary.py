@@ -128,6 +128,6 @@ def summarize(program: PolicyProgram) -> dict[str, Any]:
         **_measured(s, s.before, s.last_eval),
         "before": s.before, "after": s.last_eval,
         "warnings": [asdict(finding) for finding in program.health.found],
-        "versions": versions(),
+        "notes": list(program.plan.notes), "versions": versions(),
         "device": program.plan.device,
     }  # fmt: skip

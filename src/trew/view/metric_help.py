@@ -16,7 +16,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "Completions": (
         "completion_length", "truncated_share", "zero_signal_share", "advantage_share", "silent_share",
-        "groups_sampled", "shared_state_share", "monitor/.*",
+        "groups_sampled", "groups_trained", "shared_state_share", "monitor/.*",
     ),
     "Episodes": ("turns", "observation_share", "environment/.*", "tool_calls", "tool_errors", "malformed"),
     "Data": ("data/.*", "curriculum/.*"),
@@ -89,6 +89,7 @@ HELP: dict[str, str] = {
     "tool_errors": "calls of tools per episode that gave an error",
     "malformed": "replies per episode whose calls of tools could not be read",
     "groups_sampled": "number of groups, including those that dynamic sampling replaced",
+    "groups_trained": "number of groups that the step learned from: fewer than a step's where refills were used up",
     "unscored_share": "share of completions without a reward in the groups that were trained on",
     "weight": "mean weight w(r, A) of the trust region over tokens with an advantage",
     "silent_share": "share of completions that an optimizer step left out because they have no gradient",

@@ -124,6 +124,7 @@ def _sections(named: Sequence[tuple[str, RunData]]) -> dict[str, list[Any]]:
         "tokens": [(name, coloured(run.folder, given=given_by_data(run.config))) for name, run in named],
         "configs": [(name, run.config_text) for name, run in named],
         "outcomes": [(name, text) for name, run in named for text in (*run.changed, *run.outcome)],
+        "told": [(name, _told_before(run)) for name, run in named],
         "health": [(name, run.health) for name, run in named],
         "notes": [f"{name}: {note}" for name, run in named for note in _notes(run)],
     }
@@ -289,6 +290,12 @@ def _loss(interval: Mapping[str, Any] | None) -> str:
     low, high = interval.get("low"), interval.get("high")
     ends = "" if low is None or high is None else f" [{number(low)}, {number(high)}]"
     return f"loss {number(interval['mean'])}{ends}"
+
+
+def _told_before(run: RunData) -> list[str]:
+    """What was said before the start: of rows that were left out, for example, which change what its figures are of."""
+    told = run.summary.get("notes")
+    return [text for text in told if isinstance(text, str)] if isinstance(told, list) else []
 
 
 def _notes(run: RunData) -> list[str]:
