@@ -97,3 +97,17 @@ def test_rewards_that_fail_in_the_last_evaluation_are_told(tmp_path):
     assert "4 of 4 completions" in told
     (row,) = [row for row in load_run(run).rows if "groups_sampled" in row]
     assert (row["groups_sampled"], row["groups_trained"]) == (2, 2)
+
+
+def test_the_warnings_of_a_run_that_went_on_are_those_of_its_report(tmp_path):
+    """They quote settings: the report judges all rows by those of the end."""
+    text = recipe(tmp_path / "lm", chat_template="plain", steps=3, rewards=[{"name": "reward.py:odd"}],
+                  rollout={"max_tokens": 2}, health={"window": 2, "truncated": 0.1}, checkpoint={"every": 3},
+                  eval={"size": 2})  # fmt: skip
+    run_folder(tmp_path, text, reward=ODD)
+    train(tmp_path)
+    run = train(tmp_path, "steps=4", "rollout.max_tokens=3", resume=True, allow_changes=True)
+    data = load_run(run)
+    told = [(w["step"], w["rule"], w["text"]) for w in data.summary["warnings"]]
+    assert told == [(w.step, w.rule, w.text) for w in data.health]
+    assert any("rollout.max_tokens = 3" in text for _, _, text in told)

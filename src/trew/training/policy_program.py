@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ..config import Config, to_table
-from ..diagnostics.health import Health
+from ..config import Config
+from ..diagnostics.health import Facts, Health
 from ..diagnostics.monitors import Monitors
 from ..eval import EvalResult, evaluate
 from ..learner import Learner
@@ -142,10 +142,10 @@ class PolicyProgram(Program):
         load(self.policy, self.critic, tensors, counters)
 
     def restored(self) -> None:
-        """Replays the rows so far through the health rules where the rules' settings have changed: their stored state
-        belongs to other windows."""
+        """Replays the rows so far through the health rules where what they read of the settings has changed: their
+        stored state belongs to other windows and limits, and a report judges all rows by the settings of the end."""
         # The folder has the settings of before: they are written once the restore has succeeded.
-        if (settings(self.folder.folder) or {}).get("health") == to_table(self.config)["health"]:
+        if Facts.of(settings(self.folder.folder) or {}) == self.health.facts:
             return
         fresh = Health(self.health.facts)
         for row in self.folder.rows():
