@@ -82,7 +82,7 @@ class Measured:
             rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
             table = pq.read_table(run / "rollouts", columns=["step", "group", "sampled"])
             # Steps before were made under other settings than config.toml's.
-            begun = max((change.step for change in changes.in_folder(run)), default=0)
+            begun = max((change.step for change in changes.in_folder(run)), default=-1)
         except (OSError, ValueError, ConfigError, ResumeError) as error:
             raise ConfigError(
                 f"--like: {run} cannot be read ({error}); give the folder of a run that has completions in rollouts/"

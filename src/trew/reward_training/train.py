@@ -58,13 +58,13 @@ def train_reward(
         display.line(_headline(program))
         for note in (*ready.notes, *program.notes, *folder.messages):
             display.line(f"note: {note}")
-        for note in (*ready.notes, *program.notes):
-            folder.event(f"note: {note}")
         if folder.resumed:
             free = unrecorded(settings.learner.schedule)
             accepted = program.restore(allow_changes=allow_changes)
             # Only now: a refused resume must leave the run's settings unchanged.
             folder.go_on_with(dumps(settings), program.state.step, free=free, accepted=accepted)
+        for note in (*ready.notes, *program.notes):
+            folder.event(f"note: {note}")
         ending.enter_context(interrupts)  # from here on an interrupt has something to save; before, it just ends
         ending.enter_context(program.writer)
         with display.bar("training", ready.steps, done=program.state.step) as bar:

@@ -201,14 +201,14 @@ def _start(
     display.line(headline(program))
     for note in (*plan.notes, *folder.messages):
         display.line(f"note: {note}")
-    for note in plan.notes:
-        folder.event(f"note: {note}")
     if folder.resumed:
         accepted = program.restore(allow_changes=allow_changes)
         # Only now: a refused resume must leave the run's settings as they were.
         free = unrecorded(config.learner.schedule, ahead=config.rollout.stale_steps + config.cluster.staleness)
         folder.go_on_with(dumps(config), program.state.step, free=free, accepted=accepted)
         program.memory.begin()
+    for note in plan.notes:
+        folder.event(f"note: {note}")
     # Also of a run that goes on: its servers have other weights, or none.
     program.team.publish()
     program.weights.publish(program.policy, program.engine)
