@@ -146,6 +146,17 @@ def test_a_run_folder_keeps_what_changed(tmp_path):
     assert change.told() in write_report(folder).read_text()
 
 
+def test_what_an_earlier_session_has_said_is_not_said_again(tmp_path):
+    for resume in (False, True):
+        with RunFolder.open(tmp_path / "run", resume=resume) as run:
+            run.log({"step": 1})
+            run.event("note: 3 rows dropped", once=True)
+            run.event("note: 3 rows", once=True)
+            run.event("twice")
+    lines = (tmp_path / "run" / "events.log").read_text().splitlines()
+    assert [line.split(" ", 1)[1] for line in lines] == ["note: 3 rows dropped", "note: 3 rows", "twice", "twice"]
+
+
 def test_a_run_that_starts_over_has_no_changes(tmp_path):
     folder = started(tmp_path / "run")
     go_on(folder, 2.0, 2)

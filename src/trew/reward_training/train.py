@@ -64,7 +64,7 @@ def train_reward(
             # Only now: a refused resume must leave the run's settings unchanged.
             folder.go_on_with(dumps(settings), program.state.step, free=free, accepted=accepted)
         for note in (*ready.notes, *program.notes):
-            folder.event(f"note: {note}")
+            folder.event(f"note: {note}", once=True)
         ending.enter_context(interrupts)  # from here on an interrupt has something to save; before, it just ends
         ending.enter_context(program.writer)
         with display.bar("training", ready.steps, done=program.state.step) as bar:

@@ -221,12 +221,16 @@ class RunFolder:
         write_atomic(path, lambda f: f.write(text.encode()))
         return path
 
-    def event(self, text: str) -> None:
-        """Appends a dated line to events.log. Best effort: on a full disk the next metrics row reports the error."""
+    def event(self, text: str, *, once: bool = False) -> None:
+        """Appends a dated line to events.log; with ``once``, only if it is not there from an earlier session. Best
+        effort: on a full disk the next metrics row reports the error."""
+        path = self.folder / "events.log"
         stamp = datetime.now(UTC).isoformat(timespec="seconds")
-        line = " ".join("".join(c if c.isprintable() else " " for c in redact(text)).split())
+        line = f" {' '.join(''.join(c if c.isprintable() else ' ' for c in redact(text)).split())}\n"
+        data = line.encode("utf-8", "replace")
         with contextlib.suppress(OSError):
-            append_synced(self.folder / "events.log", f"{stamp} {line}\n".encode("utf-8", "replace"))
+            if not (once and path.is_file() and data in path.read_bytes()):
+                append_synced(path, stamp.encode() + data)
 
     def rewind(self, step: int, *, evaluated: bool = True, size: int | None = None) -> list[str]:
         """Removes everything after ``step``, so that nothing that a resumed run repeats is there twice: metrics rows, a

@@ -208,7 +208,7 @@ def _start(
         folder.go_on_with(dumps(config), program.state.step, free=free, accepted=accepted)
         program.memory.begin()
     for note in plan.notes:
-        folder.event(f"note: {note}")
+        folder.event(f"note: {note}", once=True)
     # Also of a run that goes on: its servers have other weights, or none.
     program.team.publish()
     program.weights.publish(program.policy, program.engine)
