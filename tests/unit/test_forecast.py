@@ -22,6 +22,8 @@ from trew.estimate.simulation import Work, log_normal, simulate
 from trew.estimate.sizes import sizes_of
 from trew.estimate.virtual_servers import ServerSpecs
 from trew.objective import preset
+from trew.runs import changes
+from trew.runs.changes import RunChange
 
 RATES = ["token_s=0.02", "sequence_s=0.001", "update_s=3", "sync_s=0.5", "tokens=30", "sigma=0.7", "slots=16"]
 
@@ -148,6 +150,16 @@ def test_an_earlier_run_gives_lengths_by_group_and_the_learners_seconds(path, tm
     out = planned(capsys, path, "--cluster", "--like", str(run), "--rates", "token_s=1", "sequence_s=0", "sync_s=0")
     assert "3 groups of" in out
     assert ("measured in" in out) == timed
+
+
+def test_an_earlier_run_that_went_on_under_other_settings_is_read_from_there_on(path, tmp_path):
+    """Rows before are of other numbers of prompts, completions or tokens than config.toml says."""
+    run = a_run(tmp_path, Path(path).read_text(), timed=True)
+    change = RunChange(1, (run / "config.toml").read_text(), ("rollout.prompts was 2, is 4",))
+    (run / "changes.jsonl").write_text(changes.write([change]))
+    found = Measured.of(run)
+    assert [lengths.tolist() for lengths in found.groups] == [[2, 2]]
+    assert found.update_s is None, "one step is left, which may compile"
 
 
 def test_an_episode_samples_in_all_of_its_turns(path):

@@ -5,14 +5,16 @@ import json
 import pytest
 
 from compare_help import write
-from trew.errors import ResumeError
+from trew.errors import DataError, ResumeError
 from trew.iterate.continuing import LAYOUT
 from trew.runs import RunFolder, changes
 from trew.runs.changes import Accepted, RunChange
 from trew.runs.compare.members import load_member
 from trew.runs.compare.refusals import problems
 from trew.runs.report import load_run, write_report
+from trew.study.rows import _evaluations
 from trew.training.changes import unrecorded
+from trew.view.viewed import ViewedRun
 
 FREE = ("track.", "steps")
 
@@ -52,6 +54,25 @@ def test_other_versions_are_told_and_only_those_of_trew_keep_a_run_from_being_co
         "compares anyway"
     ]]  # fmt: skip
     assert problems([load_member(folder)], allow=("version",)) == []
+
+
+def test_a_study_takes_no_run_of_two_settings_but_one_with_updated_libraries(tmp_path):
+    folder = write(tmp_path / "a", 0, 5)
+    evals = _evaluations(load_run(folder))
+    for versions, now in ((("torch was 2.12.0, is 2.13.0",), config(1.0)), ((), config(2.0))):
+        known = changes.add([], 4, before=config(1.0), now=now, free=FREE, accepted=Accepted(versions=versions))
+        (folder / "changes.jsonl").write_text(changes.write(known))
+        if versions:
+            assert _evaluations(load_run(folder)) == evals
+    with pytest.raises(DataError, match=r"learner.lr was 1.0, is 2.0.*It is no run of one cell: remove it, and it"):
+        _evaluations(load_run(folder))
+
+
+def test_runs_that_went_on_under_other_settings_are_not_averaged_with_others_in_the_page(tmp_path):
+    one, other = (ViewedRun(write(tmp_path / name, 0, 5), id=name, name=name) for name in "ab")
+    assert one.setting == other.setting
+    (other.folder / "changes.jsonl").write_text(changes.write(add([], 4, config(1.0), config(2.0))))
+    assert one.setting != other.setting
 
 
 def test_what_is_free_or_equal_is_no_change():

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import tyro
-
-if TYPE_CHECKING:
-    from ..config import Config
 
 
 def verl(
@@ -70,7 +66,7 @@ def model(
     from ..config import load
     from ..errors import ConfigError, Problems
     from ..models import loading
-    from ..training.exporting import export_checkpoint, export_final, finished
+    from ..training.exporting import export_checkpoint, export_final, finished, recipe_at
     from ..utils.console import Display
     from . import model_card, pushing
     from .run_folders import refuse_no_policy
@@ -94,7 +90,7 @@ def model(
     config, display = load(run / "config.toml", set), Display()
 
     def with_card(folder: Path, step: int) -> None:
-        then = _settings_at(run, step, set) or config
+        then = recipe_at(run, step, set) or config
         base = loading.folder(then.model)
         title = push.rpartition("/")[2] or out.absolute().name
         text = model_card.card(then, run, step, name=title, base_folder=base, license=license)
@@ -110,16 +106,3 @@ def model(
     if push:
         message = f"Step {done} of a run of trew"
         print(f"uploaded: {pushing.push(out, push, public=public, message=message, say=display.line)}")
-
-
-def _settings_at(run: Path, step: int, overrides: tuple[str, ...]) -> Config | None:
-    """The settings that a checkpoint was trained under, where the run went on with other ones after it; else None."""
-    from ..config import apply_overrides, parse
-    from ..runs.changes import settings_at
-    from ..runs.report import load_run
-
-    if not (text := settings_at(load_run(run).changes, step, now="")):
-        return None
-    table = tomllib.loads(text)
-    apply_overrides(table, overrides)
-    return parse(table, base=run)

@@ -15,7 +15,11 @@ from . import same_data
 from .settings import Recipe, dumps
 
 LAYOUT = Layout(
-    rows="rounds.jsonl", files=("changes.jsonl", "events.log", same_data.FILE), folders=("round-*",), unit="round"
+    rows="rounds.jsonl",
+    files=("changes.jsonl", "events.log", same_data.FILE),
+    folders=("round-*",),
+    unit="round",
+    parts="round-*",
 )
 """The folder of all rounds."""
 FREE_IN_ROUNDS = (*FREE, "iterate.rounds", "iterate.learner.microbatch_tokens")

@@ -114,8 +114,8 @@ class RunFolder:
         known = changes.in_folder(self.folder)
         found: list[changes.RunChange] = []
         rows = self.folder / self.layout.rows
-        # Otherwise nothing is left of what was before; a round has results before its row.
-        parts = any(path.is_dir() for path in self.folder.glob("round-*"))
+        parts = self.layout.parts and any(self.folder.glob(self.layout.parts))
+        # Otherwise nothing is left of what was before.
         if step > 0 or parts or (rows.is_file() and rows.stat().st_size):
             found = changes.add(known, step, before=before or now, now=now, free=free, accepted=accepted)
         # Before config.toml: a crash in between leaves both sides of the difference.

@@ -26,6 +26,7 @@ class Layout:
     foreign: tuple[str, ...] = ()  # what trackers write there
     made: tuple[str, ...] = ()  # folders that exist from the beginning
     unit: str = "step"  # what a row is of
+    parts: str = ""  # pattern of folders whose results count before they have a row
 
     def owns(self, name: str) -> bool:
         """Whether a member of that name is the run's, so that ``overwrite`` removes it."""

@@ -91,20 +91,7 @@ class Row:
 def read_row(run: Run, place: Place) -> Row:
     """The figures of a run that has ended. Raises DataError if its folder does not have them."""
     data, result = load_run(place.folder), place.read_result()
-    measured = {row["step"]: row["eval_accuracy"] for row in data.rows if "eval_accuracy" in row}
-    # Notes name lines that could not be read: figures without them would be wrong, and look right.
-    if not measured or data.notes:
-        raise DataError(f"{place.folder}: {'; '.join(data.notes) or 'has no evaluation'}; remove it, and it runs again")
-    # Left out, an evaluation before or after it would stand for its weights.
-    if unjudged := [step for step, accuracy in measured.items() if accuracy is None]:
-        raise DataError(
-            f"{place.folder}: nothing was judged in its evaluation after step {unjudged[0]}, so that its accuracy "
-            "there is not known; see to its rewards (evals/ has the completions), and remove it, and it runs again"
-        )
-    # Of libraries, another version may round otherwise, and is still the same setting.
-    if mixed := [change for change in data.changes if change.is_other_run]:
-        raise DataError(f"{place.folder}: {mixed[0].told()} It is no run of one cell: remove it, and it runs again")
-    evals = sorted(measured.items())
+    evals = _evaluations(data)
     trained = [row for row in data.rows if "eval_accuracy" not in row]
     steps, accuracy = zip(*evals, strict=True)
     completions, tokens = zip(*(_sampled(data, trained, until=step) for step in steps), strict=True)
@@ -121,6 +108,25 @@ def read_row(run: Run, place: Place) -> Row:
         seconds=float(result.get("seconds", 0.0)), cpu_seconds=float(result.get("cpu_seconds", 0.0)),
         load=float(result.get("load", 0.0)),
     )  # fmt: skip
+
+
+def _evaluations(data: RunData) -> list[tuple[int, float]]:
+    """Step and accuracy of each evaluation. Raises DataError where the folder does not tell them all, or is of several
+    settings."""
+    measured = {row["step"]: row["eval_accuracy"] for row in data.rows if "eval_accuracy" in row}
+    # Notes name lines that could not be read: figures without them would be wrong, and look right.
+    if not measured or data.notes:
+        raise DataError(f"{data.folder}: {'; '.join(data.notes) or 'has no evaluation'}; remove it, and it runs again")
+    # Left out, an evaluation before or after it would stand for its weights.
+    if unjudged := [step for step, accuracy in measured.items() if accuracy is None]:
+        raise DataError(
+            f"{data.folder}: nothing was judged in its evaluation after step {unjudged[0]}, so that its accuracy "
+            "there is not known; see to its rewards (evals/ has the completions), and remove it, and it runs again"
+        )
+    # Of libraries, another version may round otherwise, and is still the same setting.
+    if mixed := [change for change in data.changes if change.is_other_run]:
+        raise DataError(f"{data.folder}: {mixed[0].told()} It is no run of one cell: remove it, and it runs again")
+    return sorted(measured.items())
 
 
 def final_of(accuracy: Sequence[float]) -> float:

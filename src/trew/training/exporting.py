@@ -7,7 +7,7 @@ import json
 import shutil
 import stat
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..config import Config, parse
+from ..config import Config, apply_overrides, parse
 from ..errors import CheckpointError, ConfigError, ResumeError
 from ..learner.critic import without_critic
 from ..learner.stored import check_stored, stored_tensors
@@ -115,7 +115,7 @@ def load_checkpoint(
     else:
         loaded = checkpoint_files.load_step(root, step)
     found, tensors, meta = loaded
-    config = _trained_under(config, run, found)
+    config = _with_own_adapters(config, run, found)
     if not config.lora.rank:
         model = loading.load_model(config.model, device="cpu")
         _fill(model, tensors, root, adapters=False)
@@ -128,13 +128,19 @@ def load_checkpoint(
     return Stored(found, model, adapters)
 
 
-def _trained_under(config: Config, run: Path, step: int) -> Config:
-    """``config`` with the adapters' settings that the checkpoint of ``step`` was trained under: where the run went on
-    under others, with another alpha for example, they are not those of its end."""
-    then = changes.settings_at(changes.in_folder(run), step, now="")
-    if not then:
-        return config
-    own = parse(tomllib.loads(then), base=run)
+def recipe_at(run: Path, step: int, overrides: Sequence[str] = ()) -> Config | None:
+    """The recipe, with ``overrides``, that the checkpoint of ``step`` was trained by, where the run went on under other
+    settings after it; None where that is the run's own."""
+    if not (then := changes.settings_at(changes.in_folder(run), step, now="")):
+        return None
+    table = tomllib.loads(then)
+    apply_overrides(table, overrides)
+    return parse(table, base=run)
+
+
+def _with_own_adapters(config: Config, run: Path, step: int) -> Config:
+    """``config`` with the adapters of the checkpoint of ``step``: those of the run's end may have another alpha."""
+    own = recipe_at(run, step) or config
     return dataclasses.replace(config, lora=own.lora, learner=own.learner, seed=own.seed)
 
 
