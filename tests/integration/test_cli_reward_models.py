@@ -227,7 +227,8 @@ def test_rounds_of_policy_and_reward_model(tmp_path):
     for row in rows[1:]:
         assert row["replayed"] == round(row["pairs"] * 0.1 / 0.9)
         total = (out / f"round-{row['round']:02d}" / "training.jsonl").read_text().splitlines()
-        assert len(total) == row["pairs"] + row["replayed"]
+        assert len(total) == row["pairs"] + row["replayed"] == row["trained_pairs"]
+        assert row["unjudged"] == 0
     # The reference of a round is the policy that it begins with, and the reward is the model of the round before.
     for number, (policy, reward) in {1: ("lm", "round-00"), 2: ("round-01/policy/final", "round-01")}.items():
         config = (out / f"round-{number:02d}" / "policy" / "config.toml").read_text()

@@ -44,6 +44,13 @@ def test_a_resumed_round_counts_the_seconds_of_all_its_sessions(tmp_path: Path, 
     assert rounds.one_round(made, 0) == row == json.loads((tmp_path / "round-00" / "round.json").read_text())
 
 
+def test_a_round_says_what_was_left_out_of_its_pairs():
+    row = {"pairs": 9, "replayed": 1}
+    assert page._pairs(row) == page._pairs({**row, "trained_pairs": 10, "unjudged": 0}) == "9 (1)"
+    told = "9 (1); 7 learned from, the others are too long; 5 completions without a verdict"
+    assert page._pairs({**row, "trained_pairs": 7, "unjudged": 5}) == told
+
+
 def test_rounds_do_not_go_on_with_other_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Each round is a training of its own, so that none of them would notice."""
     said: list[str] = []

@@ -5,10 +5,11 @@ import json
 import pytest
 
 from compare_help import write
-from trew.errors import DataError, ResumeError
+from trew.errors import ConfigError, DataError, ResumeError
 from trew.iterate.continuing import LAYOUT
 from trew.runs import RunFolder, changes
 from trew.runs.changes import Accepted, RunChange
+from trew.runs.compare import Choices, compare_runs
 from trew.runs.compare.members import load_member
 from trew.runs.compare.refusals import problems
 from trew.runs.report import load_run, write_report
@@ -73,6 +74,18 @@ def test_runs_that_went_on_under_other_settings_are_not_averaged_with_others_in_
     assert one.setting == other.setting
     (other.folder / "changes.jsonl").write_text(changes.write(add([], 4, config(1.0), config(2.0))))
     assert one.setting != other.setting
+
+
+def test_a_comparison_that_takes_runs_of_two_settings_names_them(tmp_path):
+    folders = [
+        write(tmp_path / f"{lr}-{seed}", seed, 5 + seed, learner={"lr": lr}) for lr in (1e-3, 2e-3) for seed in (0, 1)
+    ]
+    known = add([], 4, config(1.0), config(2.0))
+    (folders[0] / "changes.jsonl").write_text(changes.write(known))
+    with pytest.raises(ConfigError, match="went on with changes after step 4"):
+        compare_runs(folders, Choices())
+    found = compare_runs(folders, Choices(allow=("changes",)))
+    assert f"{folders[0]}: {known[0].told()}" in found.notes
 
 
 def test_what_is_free_or_equal_is_no_change():
