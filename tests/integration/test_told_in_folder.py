@@ -15,8 +15,12 @@ import trew
 from recipe_help import ODD, recipe, run_folder
 from trew.cli.eval import eval as evaluate
 from trew.cli.export import model as export_model
+from trew.config.recipe import parse
 from trew.errors import ConfigError
+from trew.reward_training.data import gather
+from trew.reward_training.settings import PairData
 from trew.runs.report import load_run, write_report
+from trew.training.planning import plan
 from trew.utils.console import Silent
 
 
@@ -111,3 +115,19 @@ def test_the_warnings_of_a_run_that_went_on_are_those_of_its_report(tmp_path):
     told = [(w["step"], w["rule"], w["text"]) for w in data.summary["warnings"]]
     assert told == [(w.step, w.rule, w.text) for w in data.health]
     assert any("rollout.max_tokens = 3" in text for _, _, text in told)
+
+
+def test_who_reads_the_completions_of_a_run_with_two_settings_is_told(tmp_path):
+    text = recipe(tmp_path / "lm", chat_template="plain", steps=2, rewards=[{"name": "reward.py:odd"}],
+                  checkpoint={"every": 2}, eval={"size": 2})  # fmt: skip
+    run_folder(tmp_path, text, reward=ODD)
+    run = train(tmp_path)
+    assert gather(PairData(runs=(str(run),)), seed=0).notes == ()
+    train(tmp_path, "steps=3", "learner.lr=1e-3", resume=True, allow_changes=True)
+    told = "After step 2 the run went on with changes: learner.lr was 0.01, is 0.001"
+    (of_pairs,) = gather(PairData(runs=(str(run),)), seed=0).notes
+    assert told in of_pairs
+    data = {"task": "rollouts", "train": str(run), "args": {"min_reward": 0.1}}
+    table = {"model": str(tmp_path / "lm"), "out": str(tmp_path / "rft"), "data": data, "eval": {"size": 2}}
+    settings = parse(table | {"objective": {"preset": "rft"}})
+    assert sum(told in note for note in plan(settings).notes) == 1

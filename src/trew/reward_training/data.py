@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from ..errors import DataError, Problems
 from ..rewards.model.scorer import Encoder
+from ..runs.changes import notes_on
 from .pairs import Pair, divide, pairs_of_run, read_pairs
 from .settings import PairData
 
@@ -39,6 +41,7 @@ def gather(config: PairData, *, seed: int) -> PairSet:
     """Reads all sources. Raises ConfigError with the problems of all of them."""
     problems = Problems()
     pairs: list[Pair] = []
+    notes: list[str] = []
     if config.pairs:
         pairs += problems.attempt(lambda: read_pairs(Path(os.path.expanduser(config.pairs)))) or []
     for run in config.runs:
@@ -47,6 +50,7 @@ def gather(config: PairData, *, seed: int) -> PairSet:
                 Path(os.path.expanduser(run)), reward=config.reward, most=config.pairs_per_prompt, seed=seed
             )
         ) or []  # fmt: skip
+        notes += problems.attempt(lambda run=run: notes_on(run)) or []
     held = None
     if config.eval != "auto":
         held = problems.attempt(lambda: read_pairs(Path(os.path.expanduser(config.eval))))
@@ -54,7 +58,8 @@ def gather(config: PairData, *, seed: int) -> PairSet:
         from ..errors import ConfigError
 
         raise ConfigError(problems)
-    return _held_out(pairs, config, seed=seed) if held is None else _without(held, pairs)
+    found = _held_out(pairs, config, seed=seed) if held is None else _without(held, pairs)
+    return dataclasses.replace(found, notes=(*notes, *found.notes))
 
 
 def _held_out(pairs: Sequence[Pair], config: PairData, *, seed: int) -> PairSet:

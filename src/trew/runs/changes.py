@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -76,6 +77,16 @@ def in_folder(folder: Path) -> list[RunChange]:
             "it there, or remove it to take all for steps of the settings in config.toml"
         )
     return found
+
+
+def notes_on(source: str) -> list[str]:
+    """Notes for those who read the rollouts in a run's folder: where it went on as another run, so that the scores
+    before and after may be of different rewards."""
+    return [
+        f"{source}: {change.told()} Its scores before and after that may be of different rewards."
+        for change in in_folder(Path(os.path.expanduser(source)))
+        if change.is_other_run
+    ]
 
 
 def write(changes: Sequence[RunChange]) -> str:

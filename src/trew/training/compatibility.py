@@ -19,6 +19,7 @@ from ..objective.preferred import PreferenceWeight, Preferred
 from ..objective.ratio import NoRatio
 from ..objective.shaping import SoftOverlong
 from ..objective.turns import Turns
+from ..runs.changes import notes_on
 
 GIVEN = frozenset(
     {
@@ -250,6 +251,7 @@ def notes(objective: Objective, config: Config, *, departs: bool = False) -> lis
 def demonstration_notes(objective: Objective, config: Config) -> list[str]:
     """The same for demonstrations and pairs."""
     said = _low_rate(config) + launch.unwatched(config) + _idle_options(objective, config)
+    said += [note for one in config.sets if one.task == "rollouts" for note in notes_on(one.train)]
     # Completions that a policy sampled may have been cut off when they were.
     cut = config.sft.overlong == "truncate" or any(one.task == "rollouts" for one in config.sets)
     if "overlong_filtering" in config.objective.args and not cut:
