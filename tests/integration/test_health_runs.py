@@ -54,6 +54,7 @@ LOST = "leave 100.0% of the weights as they are"
 CASES = {
     "no_signal": ("constant", {}, "3 steps in a row in which no completion had an advantage"),
     "zero_signal": ("constant", {}, "in 100% of groups all completions score the same"),
+    "short": ("constant", {"objective": {**GRPO, "dynamic_sampling": True}}, "learn from 0 groups on average"),
     "truncated": ("even", {}, "of completions are cut off at the limit of rollout.max_tokens = 12"),
     "unchanged": ("even", {"learner": {"lr": 1e-14, "dtype": "bfloat16"}}, LOST),
     "unchanged by clipping": ("even", {"learner": {"max_grad_norm": 1e-30}}, LOST),
@@ -65,7 +66,7 @@ CASES = {
 }  # fmt: skip
 
 
-ALWAYS = ("no_signal", "truncated", "kl")
+ALWAYS = ("no_signal", "short", "truncated", "kl")
 """The others repeat them with another rule; each rule is tested on rows in ``tests/contract/test_every_setting.py``."""
 
 

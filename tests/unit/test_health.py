@@ -30,7 +30,7 @@ def healthy(steps: int = 60) -> Iterator[Row]:
             "ratio_q99": 1.3, "ratio_q01": 0.7, "advantage_share": 0.7 - 0.5 * done, "canary_gap": 1e-6,
             "zero_signal_share": 0.3 + 0.4 * done, "truncated_share": 0.3 - 0.2 * done, "staleness": 0,
             "completion_length": 20 - 14 * done,
-            "changed_share": 0.999, "lr": 1e-5, "grad_norm": 3.0,
+            "changed_share": 0.999, "lr": 1e-5, "grad_norm": 3.0, "groups_trained": 8,
         }  # fmt: skip
 
 
@@ -48,6 +48,7 @@ ONSET: list[tuple[str, dict[str, Any], int, int, str]] = [
     ("ratio", {"ratio_q01": 0.2}, 30, 32, "ratio below 0.2"),
     ("no_signal", {"advantage_share": 0.0}, 30, 34, "5 steps in a row in which no completion had an advantage"),
     ("zero_signal", {"zero_signal_share": 1.0}, 30, 38, "in 9"),
+    ("short", {"groups_trained": 1}, 30, 35, "learn from 3.8 groups on average, not from rollout.prompts = 8"),
     ("truncated", {"truncated_share": 1.0}, 30, 33, "are cut off at the limit of rollout.max_tokens = 256"),
     ("length", {"completion_length": 90.0, "accuracy": 0.1}, 30, 35, "accuracy from 0.26 to 0.25"),
     ("stale", {"staleness": 1}, 30, 30, "1 updates old"),
@@ -58,7 +59,7 @@ ONSET: list[tuple[str, dict[str, Any], int, int, str]] = [
     ("waiting", {"waited_s": 6.0, "seconds": 10.0}, 30, 34, "the learner waits for completions 60% of the time"),
     ("idle", {"idle_s": 7.0, "seconds": 10.0}, 30, 34, "servers have nothing to do 70% of the time"),
 ]  # fmt: skip
-TABLE = {"rollout": {"completions": 8, "max_tokens": 256}, "learner": {"max_grad_norm": 1.0}}
+TABLE = {"rollout": {"prompts": 8, "completions": 8, "max_tokens": 256}, "learner": {"max_grad_norm": 1.0}}
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,7 @@ def test_each_rule_speaks_once_when_it_begins_to_hold_and_says_what_to_do(rule, 
     assert [f.step for f in found] == [step], found
     assert says in found[0].text
     assert ADVICE[rule][1:] in found[0].text
-    assert rule in Health(Facts.of(TABLE)).facts.health.__dataclass_fields__ or rule == "stale"
+    assert rule in Health(Facts.of(TABLE)).facts.health.__dataclass_fields__ or rule in {"stale", "short"}
 
 
 def test_the_distance_of_older_rollouts_is_not_said_to_be_that_of_one_step():
@@ -92,7 +93,8 @@ def test_a_healthy_run_is_left_alone():
         {"completion_length": 60.0, "accuracy": 0.9},
         {"kl": 0.99}, {"kl_old": 0.19}, {"ratio_q99": 4.9}, {"ratio_q01": 0.21}, {"advantage_share": 0.01},
         {"zero_signal_share": 0.89}, {"truncated_share": 0.49}, {"changed_share": 0.11}, {"grad_norm": 99.0},
-        {"canary_gap": 4.9e-4}, {"entropy": None, "kl": float("nan"), "grad_norm": None, "changed_share": None},
+        {"canary_gap": 4.9e-4}, {"groups_trained": 5},
+        {"entropy": None, "kl": float("nan"), "grad_norm": None, "changed_share": None},
     ],
 )  # fmt: skip
 def test_just_below_a_limit_nothing_is_said(values):
@@ -128,6 +130,12 @@ def test_rollouts_that_were_to_be_older_are_no_surprise():
     # A replay's are those of another run, whose updates count, too; no engine could have got them.
     for key in ({"rollout": {"stale_steps": 1}}, {"cluster": {"staleness": 1}}, {"rollout": {"replay": "runs/a"}}):
         assert findings(rows, {**TABLE, **key}) == []
+
+
+def test_a_replay_has_the_groups_that_it_was_given():
+    rows = changed(1, groups_trained=1)
+    assert {f.rule for f in findings(rows, TABLE)} == {"short"}
+    assert findings(rows, {"rollout": {"prompts": 8, "replay": "runs/a"}}) == []
 
 
 def test_groups_of_one_never_have_a_signal_of_their_own():

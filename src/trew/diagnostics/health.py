@@ -28,6 +28,8 @@ DROPS_EQUAL = frozenset(
     {"dapo", "gtpo", "grpo-s", "two-sided", "scalerl", "prime-rl", "prime-rl-ipo", "aspo", "gpg", "high-entropy-tokens"}
 )
 """Presets that drop groups without a signal, whatever else would learn from them."""
+SHORT = 0.5
+"""The share of a step's groups below which dynamic sampling does not find what it looks for."""
 SOLVED = 0.9
 """The accuracy from which low entropy is not a collapse: there is little left to be uncertain about."""
 
@@ -37,6 +39,7 @@ class Facts:
     """The configuration values that health rules read."""
 
     health: HealthConfig = field(default_factory=HealthConfig)
+    prompts: int = 0
     completions: int = 2
     max_grad_norm: float = 1.0
     max_tokens: int = 0
@@ -70,7 +73,9 @@ class Facts:
         return Facts(
             # The file may have been edited or damaged: the defaults, rather than no report.
             HealthConfig() if health.problems() else health,
-            **known("rollout", {k: getattr(default, k) for k in ("completions", "max_tokens", "stale_steps")}),
+            **known(
+                "rollout", {k: getattr(default, k) for k in ("prompts", "completions", "max_tokens", "stale_steps")}
+            ),
             **known("cluster", {"staleness": default.staleness}),
             **known("learner", {"max_grad_norm": default.max_grad_norm}),
             dtype="bfloat16" if half else default.dtype,
@@ -230,6 +235,13 @@ def zero_signal(h: History, f: Facts) -> str:
     return f"in {now:.0%} of groups all completions score the same{most}"
 
 
+def short(h: History, f: Facts) -> str:
+    now = h.mean("groups_trained")
+    if now is None or f.replays or now >= SHORT * f.prompts:
+        return ""
+    return f"steps learn from {now:.3g} groups on average, not from rollout.prompts = {f.prompts}"
+
+
 def truncated(h: History, f: Facts) -> str:
     now = h.mean("truncated_share")
     # Rows of data are cut where sft.overlong asks for it, and counted before the first step.
@@ -305,8 +317,8 @@ def idle(h: History, f: Facts) -> str:
 
 RULES: dict[str, Callable[[History, Facts], str]] = {
     "entropy": entropy, "kl": kl, "kl_old": kl_old, "ratio": ratio, "no_signal": no_signal, "zero_signal": zero_signal,
-    "truncated": truncated, "length": length, "stale": stale, "unchanged": unchanged, "clipped": clipped,
-    "mismatch": mismatch, "corrected": corrected, "waiting": waiting, "idle": idle,
+    "short": short, "truncated": truncated, "length": length, "stale": stale, "unchanged": unchanged,
+    "clipped": clipped, "mismatch": mismatch, "corrected": corrected, "waiting": waiting, "idle": idle,
 }  # fmt: skip
 
 ADVICE = {
@@ -333,6 +345,11 @@ ADVICE = {
     "zero_signal": (
         "such groups teach nothing and cost as much. Where accuracy is low take easier prompts, where it is high "
         "harder ones; or raise rollout.completions, or take an objective with dynamic sampling (dapo)"
+    ),
+    "short": (
+        "the refills of dynamic sampling run out before they find enough groups with both outcomes, and the gradient "
+        "has more noise than the batch that was asked for. Raise rollout.refills or rollout.completions, or take "
+        "prompts of another difficulty"
     ),
     "truncated": (
         "what is cut off has no answer, and its reward says nothing about what it would have been. Raise "
@@ -420,8 +437,8 @@ class Health:
 
 READ = (
     "entropy", "accuracy", "kl", "kl_old", "ratio_q99", "ratio_q01", "advantage_share", "zero_signal_share",
-    "truncated_share", "completion_length", "staleness", "changed_share", "lr", "grad_norm", "canary_gap",
-    "corrected_share", "waited_s", "idle_s", "seconds",
+    "groups_trained", "truncated_share", "completion_length", "staleness", "changed_share", "lr", "grad_norm",
+    "canary_gap", "corrected_share", "waited_s", "idle_s", "seconds",
 )  # fmt: skip
 """The columns that rules read."""
 
