@@ -61,6 +61,20 @@ def test_simultaneous_intervals_hold_all_true_differences_in_95_of_100_studies(n
     assert held <= (295 if noise is normal else 300)
 
 
+def test_failures_of_one_group_alone_that_no_seed_shows_are_in_no_interval():
+    """The limit that docs/compare.md names: a mean over runs knows nothing of a failure that did not happen."""
+    rng = np.random.default_rng(0)
+    missed = unseen = 0
+    for _ in range(200):
+        fails = rng.random(10) < 0.1
+        difference = normal(rng, 10) + 0.02 - 0.2 * fails  # 0 on average
+        (found,) = simultaneous_intervals([difference], draws=2000)
+        unseen += not fails.any()
+        missed += found.low > 0
+        assert not (fails.any() and found.low > 0)
+    assert missed == unseen > 50  # 0.9¹⁰ = 35 of 100
+
+
 @pytest.mark.parametrize("noise", tiers.some(NOISE, {"coarse"}, name=lambda f: f.__name__), ids=lambda f: f.__name__)
 def test_equal_groups_are_told_apart_in_no_more_than_5_of_100_studies(noise):
     rng = np.random.default_rng(0)

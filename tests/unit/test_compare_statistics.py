@@ -148,6 +148,26 @@ def test_sign_flips_are_exact_and_one_changed_pair_says_nothing():
     assert sign_flip(np.zeros(4)) == 1.0
 
 
+def test_all_sign_flips_of_20_pairs_are_counted():
+    """Random ones would decide verdicts where p, times 94 comparisons, is near 0.05."""
+    differences = np.random.default_rng(5).integers(-3, 9, 20)
+    # ways[s]: of the flips, how many have the sum s - total. One difference after the other.
+    total = int(np.abs(differences).sum())
+    ways = [0] * total + [1] + [0] * total
+    for d in map(abs, map(int, differences)):
+        ways = [sum(ways[i - s] for s in (d, -d) if 0 <= i - s < len(ways)) for i in range(len(ways))]
+    far = sum(w for i, w in enumerate(ways) if abs(i - total) >= abs(int(differences.sum())))
+    assert sign_flip(differences / 1500, seed=1) == pytest.approx(far / 2**20, rel=1e-12)
+
+
+def test_random_sign_flips_of_many_pairs_agree_with_the_binomial_test():
+    """Differences of one size: the sum of their signs is all there is."""
+    for better in (21, 24, 27):
+        differences = np.array([0.1] * better + [-0.1] * (40 - better) + [0.0] * 7)
+        expected = stats.binomtest(better, 40).pvalue
+        assert sign_flip(differences) == pytest.approx(expected, rel=0.05)
+
+
 def test_holm_corrects_by_rank_and_never_reorders():
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([0.9, 0.8]) == [1.0, 1.0]
