@@ -106,6 +106,18 @@ def test_a_short_run_that_learned_nothing_says_so_at_its_end_in_its_report_and_w
     assert told[0] in again.warnings
 
 
+def test_graded_rewards_that_dynamic_sampling_never_counts_as_right_are_told_at_once_and_at_the_end(model, tmp_path):
+    objective = {**GRPO, "dynamic_sampling": True}
+    rollout = {"prompts": 4, "completions": 8, "max_tokens": 12, "refills": 1}
+    settings = {"steps": 2, "objective": objective, "rollout": rollout, "eval": {"size": 2, "correct_at": 2.0}}
+    out, warnings, _ = run(tmp_path / "run", model, "even", **settings)
+    first = next(text for text in warnings if text.startswith("dynamic sampling kept none of the 8 groups"))
+    assert "rewards differ in 8 of them, which does not count" in first
+    assert "gives at least eval.correct_at = 2:" in first
+    assert f"step 1: {first}" in (out / "events.log").read_text()
+    assert any("Rewards differed, but dynamic sampling kept no group" in text for text in warnings)
+
+
 def test_a_run_that_learned_something_does_not_say_that_it_did_not(model, tmp_path):
     out, warnings, _ = run(tmp_path / "run", model, "even", steps=2)
     assert not any("Nothing was learned" in text for text in warnings)

@@ -41,6 +41,18 @@ def test_only_what_the_rows_show_is_blamed(values, says, silent_on):
     assert silent_on not in text
 
 
+def test_groups_that_dynamic_sampling_dropped_for_what_counts_as_right_are_named():
+    graded = {"truncated_share": 0.1, "zero_signal_share": 0.5, "reward": 0.3, "groups_trained": 0}
+    (text,) = outcome(rows(3, **graded), TABLE)
+    assert "Rewards differed, but dynamic sampling kept no group" in text
+    assert "eval.correct_at = 1:" in text
+    (text,) = outcome(rows(3, **graded), {**TABLE, "eval": {"correct_at": 0.8}})
+    assert "eval.correct_at = 0.8:" in text
+    for other in ({"zero_signal_share": 1.0}, {"groups_trained": 2}):
+        (text,) = outcome(rows(3, **graded | other), TABLE)
+        assert "dynamic sampling" not in text
+
+
 def test_steps_without_any_group_had_no_gradient_either():
     without = [{k: v for k, v in row.items() if k != "grad_norm"} for row in rows(2)]
     assert outcome(without, TABLE)

@@ -9,12 +9,19 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..config import EvalConfig
 from ..utils.commands import trial
 from ..utils.metric_rows import is_evaluation
 from .health import Row, finite
 
-READ = ("grad_norm", "truncated_share", "reward", "zero_signal_share", "environment/failed")
+READ = ("grad_norm", "truncated_share", "reward", "zero_signal_share", "groups_trained", "environment/failed")
 """The columns that findings are made of."""
+
+RIGHT = (
+    "Right is what the reward eval.correct_reward (the first, unless it is set) gives at least eval.correct_at = {:g}: "
+    "set that to the value from which a completion counts as right"
+)
+"""What decides which groups dynamic sampling keeps; ``format`` takes eval.correct_at."""
 
 
 def outcome(rows: Sequence[Row], table: Mapping[str, Any]) -> list[str]:
@@ -37,7 +44,13 @@ def outcome(rows: Sequence[Row], table: Mapping[str, Any]) -> list[str]:
 def _causes(steps: Sequence[Row], table: Mapping[str, Any]) -> list[str]:
     """Yields every cause that the rows show, with advice."""
     alone = trial(table)
-    found = [_cut_off(steps, table), _failed(steps), _constant(steps, alone), _unjudged(steps, alone)]
+    found = [
+        _cut_off(steps, table),
+        _failed(steps),
+        _constant(steps, alone),
+        _unjudged(steps, alone),
+        _dropped(steps, table),
+    ]
     return [text for text in found if text] or [
         "Rewards differed, but the objective made no gradient of them. Look at advantage_share and clip_share in the "
         "metrics, and at what the objective keeps (trew explain)."
@@ -81,6 +94,18 @@ def _unjudged(steps: Sequence[Row], alone: str) -> str:
     if any(row.get("reward") is not None for row in steps):
         return ""
     return f"No completion got a reward: look at the warnings of the rewards, and try them alone ({alone})."
+
+
+def _dropped(steps: Sequence[Row], table: Mapping[str, Any]) -> str:
+    # Where all rewards are equal, that is the cause, and told already.
+    if not _throughout(steps, "groups_trained", 0) or _throughout(steps, "zero_signal_share", 1.0):
+        return ""
+    judged = table.get("eval")
+    at = finite(judged.get("correct_at")) if isinstance(judged, Mapping) else None
+    return (
+        "Rewards differed, but dynamic sampling kept no group: it keeps those with right and wrong completions. "
+        f"{RIGHT.format(EvalConfig().correct_at if at is None else at)}, or take an objective without dynamic sampling."
+    )
 
 
 def _throughout(steps: Sequence[Row], name: str, value: float) -> bool:

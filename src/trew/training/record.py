@@ -118,7 +118,7 @@ def rollout_row(plan: Plan, sampled: Sequence[ScoredGroup]) -> dict[str, Any]:
         "completion_length": sum(map(len, rollouts)) / len(rollouts),
         # Not by status: that of an episode is "truncated" after its last turn, too, however short the replies were.
         "truncated_share": _mean([rollout.finish_reason == "length" for rollout in rollouts]),
-        "zero_signal_share": _mean([_is_without_signal(scored) for scored in sampled]),
+        "zero_signal_share": _mean([is_without_signal(scored) for scored in sampled]),
         "groups_sampled": len(sampled),
     }
     if plan.config.plays:
@@ -201,7 +201,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return float(np.mean(known)) if known else None
 
 
-def _is_without_signal(scored: ScoredGroup) -> bool:
+def is_without_signal(scored: ScoredGroup) -> bool:
     """Whether all rewards of a group are equal, which leaves nothing to learn from its comparison."""
     # As the objective sees them, in float32 and up to rounding: 0.1 + 0.2 is 0.3.
     known = torch.tensor([score.value for score in scored.scores if score.value is not None], dtype=torch.float32)

@@ -92,7 +92,7 @@ class TrainingRun:
         state.step, state.tokens, state.seconds = step, state.tokens + tokens, state.seconds + seconds
         # In a row: one good step forgets the bad ones before it.
         state.bad_steps = state.bad_steps + 1 if attempt.error else 0
-        row |= watch.after_scoring(program, step, sampled)
+        row |= watch.after_scoring(program, step, rollouts)
         row |= {
             "step": step,
             **rollout_row(self.plan, sampled),

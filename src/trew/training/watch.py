@@ -8,8 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..config import Config, to_table
+from ..diagnostics.outcome import RIGHT
 from ..errors import RewardError
 from ..rewards.combine import FAILED
+from ..rollout.source import StepRollouts
 from ..runs import RunFolder
 from ..runs.report.read import load_run
 from ..types import Rollout, Score, ScoredGroup
@@ -17,6 +19,7 @@ from ..utils.commands import trial
 from ..utils.console import Display
 from ..utils.signals import Interrupted
 from .policy_program import PolicyProgram
+from .record import is_without_signal
 
 UNJUDGED_STEPS = 3
 """The run ends after this many consecutive steps in which no completion had a value, or rewards failed for more than
@@ -38,17 +41,19 @@ def failures_saved(run: RunFolder) -> Iterator[None]:
         ) from error
 
 
-def after_scoring(program: PolicyProgram, step: int, sampled: Sequence[ScoredGroup]) -> dict[str, Any]:
+def after_scoring(program: PolicyProgram, step: int, rollouts: StepRollouts) -> dict[str, Any]:
     """Reports warnings of rewards and monitors about a step's completions, on screen and in events.log; returns the
     monitors' metrics. Raises RewardError if too little could be judged for several steps."""
     if program.config.demonstrates:
         return {}
-    rewards, every = program.plan.rewards, program.config.track.regrade_every
+    rewards, every, sampled = program.plan.rewards, program.config.track.regrade_every, rollouts.sampled
     warnings = []
     for group in sampled:
         for rollout in group.group.rollouts:
             if rollout.status == "failed":
                 rewards.warn("environment", _failure(group.group.prompt.uid, rollout))
+    if sampled and not rollouts.trained_on:
+        rewards.warn("dynamic sampling", _dropped(program.config, sampled))
     # A replay has scores that were given elsewhere, and perhaps not all that the rewards read.
     if every and (step == 1 or step % every == 0) and sampled and program.plan.replay is None:
         # An interrupt only skips this check: the step itself is done and must be recorded.
@@ -67,6 +72,16 @@ def _failure(uid: str, rollout: Rollout) -> str:
     """One line about an episode whose environment failed: how, and the last line of its traceback."""
     kind, last = rollout.failure
     return f"environment: the episode of prompt {uid!r} {kind} and is not judged: {last}"
+
+
+def _dropped(config: Config, sampled: Sequence[ScoredGroup]) -> str:
+    """What to say about a step whose groups dynamic sampling dropped all."""
+    differ = sum(not is_without_signal(group) for group in sampled)
+    graded = f"; rewards differ in {differ} of them, which does not count" if differ else ""
+    return (
+        f"dynamic sampling kept none of the {len(sampled)} groups, so this step changed no weight: it keeps those with "
+        f"right and wrong completions{graded}. {RIGHT.format(config.eval.correct_at)}"
+    )
 
 
 def _end_if_unjudged(program: PolicyProgram, scores: Sequence[Score]) -> None:
