@@ -14,6 +14,7 @@ import typing
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import trl.rewards
 import trl_help
@@ -158,6 +159,33 @@ def test_every_key_of_trl_exists():
     assert named - BESIDE <= fields
     arguments = inspect.signature(GRPOTrainer.__init__).parameters
     assert all(name in arguments or hasattr(trl.rewards, name) for name in BESIDE)
+
+
+def test_every_default_of_trl_s_is_what_the_page_says():
+    fields = {f.name: f.default for f in dataclasses.fields(trl_help.GRPOConfig)}
+    said = [
+        text.partition("=") for row in table("here, by default") for text in row[1] if "=" in text and " = " not in text
+    ]
+    wrong = {name: fields.get(name) for name, _, value in said if name in fields and str(fields[name]) != value}
+    assert wrong == {}
+    assert {name for name, _, _ in said if name not in fields} == {"lora_alpha"}  # peft's
+    assert peft.LoraConfig().lora_alpha == 8
+    assert len(said) > 9
+
+
+def test_every_default_of_ours_is_what_the_page_says():
+    hints, seen = typing.get_type_hints(Config), 0
+    for text in [text for row in table("here, by default") for text in row[0] if " = " in text]:
+        key, _, value = text.partition(" = ")
+        section, _, name = key.rpartition(".")
+        if key == "objective.beta":
+            known: Any = trew.preset("grpo").beta
+        else:
+            holder = Options if key == "objective.correction" else hints[section] if section else Config
+            known = next(f.default for f in dataclasses.fields(holder) if f.name == name)
+        assert json.loads(value) == known, text
+        seen += 1
+    assert seen > 10
 
 
 def test_every_key_of_trl_s_grpo_is_there():

@@ -48,6 +48,18 @@ def test_every_key_is_one_of_verl_s(config):
     assert unknown(PAGE, config) == []
 
 
+def test_every_default_is_verl_s(config):
+    start = PAGE.index("| here, by default |")
+    rows = [row.strip("|").split("|")[2] for row in PAGE[start:].partition("\n\n")[0].splitlines()[2:]]
+    seen = 0
+    for cell in rows:
+        values = [word.partition("=")[2] for word in re.findall(r"`([^`]+)`", cell)]
+        for key, value in zip(keys_of(cell, set(config)), values, strict=True):
+            assert str(OmegaConf.select(config, key)) == value, key
+            seen += 1
+    assert seen > 9
+
+
 @pytest.mark.parametrize(
     ("right", "wrong"),
     [("actor.entropy_coeff", "actor.entropy_coefficient"), ("`kl_penalty`", "`kl_penalties`"),

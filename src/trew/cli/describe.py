@@ -15,11 +15,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import ConfigError, nearest
+from ..errors import ConfigError
 from ..objective import Objective
 from ..objective.advantage import BaselineAdvantage
 from ..objective.options import Options
-from ..objective.presets import PRESETS, preset, settings
+from ..objective.presets import PRESETS, meant, preset, settings
 from ..objective.scale import NoScaling
 
 AXES = {
@@ -344,5 +344,5 @@ def known(names: Sequence[str]) -> list[str]:
     wrong = [n for n in names if n not in PRESETS]
     if wrong:
         hint = "trew explain --list shows all"
-        raise ConfigError([f"{n!r} is not an objective{nearest(n, PRESETS)}; {hint}" for n in wrong])
+        raise ConfigError([f"{n!r} is not an objective{meant(n)}; {hint}" for n in wrong])
     return list(names)

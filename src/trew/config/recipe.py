@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import ConfigError, nearest
+from ..utils.peer_names import in_a_recipe
 from ..utils.toml import dump_table, is_text
 from . import limits
 from .rules import validate
@@ -242,10 +243,11 @@ def _build(cls: type, table: Any, where: str, problems: list[str]) -> Any:
 
 
 def _elsewhere(key: str, fields: Collection[str], value: Any) -> str:
-    """Where a key may belong: to a name like it, or to the top of a recipe, if it is a table such as [curriculum]."""
+    """Where a key may belong: to a name like it, to what TRL or verl call so, or to the top of a recipe, if it is a
+    table such as [curriculum]."""
     if isinstance(value, Mapping) and key in {field.name for field in dataclasses.fields(Config)}:
         return f" (did you mean the table [{key}], beside the others?)"
-    return nearest(key, fields)
+    return in_a_recipe(key) or nearest(key, fields)
 
 
 def _required(cls: type) -> list[str]:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...errors import ConfigError, nearest
+from ...utils import peer_names
+from ...utils.peer_names import in_a_recipe
 from .. import options as common
 from ..objective import Objective
 from . import clip, distillation, entropy, group, imitation, policy_gradient, sequence, trust, turns
@@ -106,6 +108,15 @@ def kinds(name: str) -> dict[str, type]:
     return {p.name: _KINDS[p.annotation] for p in inspect.signature(PRESETS[name]).parameters.values()}
 
 
+def meant(name: str) -> str:
+    """Which preset a name that is none may mean, for a message.
+
+    >>> meant("dr_grpo"), meant("bnpo")
+    (" (did you mean 'dr-grpo'?)", ' (in trew: token-mean-local)')
+    """
+    return in_a_recipe(name, peer_names.PRESETS) or nearest(name.lower().replace("_", "-"), PRESETS)
+
+
 def preset(name: str, /, **overrides: Any) -> Objective:
     """The algorithm ``name`` with some of its settings changed, or some of the options that all algorithms have.
 
@@ -115,8 +126,7 @@ def preset(name: str, /, **overrides: Any) -> Objective:
     Clip(eps_low=0.2, eps_high=0.3)
     """
     if not isinstance(name, str) or name not in PRESETS:
-        meant = nearest(str(name).lower().replace("_", "-"), PRESETS)
-        raise ConfigError(f"objective.preset: got {name!r}{meant}, accepts {', '.join(PRESETS)}")
+        raise ConfigError(f"objective.preset: got {name!r}{meant(str(name))}, accepts {', '.join(PRESETS)}")
     own = settings(name)
     if problems := [p for key, value in overrides.items() for p in _problems(name, own, key, value)]:
         raise ConfigError(problems)
@@ -145,7 +155,7 @@ def _problems(name: str, own: Mapping[str, Any], key: str, value: Any) -> list[s
     if key in _OPTIONS:
         return _mismatch(key, value, _OPTIONS[key], "")
     return [
-        f"objective.{key}: {name} has no such setting{nearest(key, [*own, *_OPTIONS])}; accepts "
+        f"objective.{key}: {name} has no such setting{in_a_recipe(key) or nearest(key, [*own, *_OPTIONS])}; accepts "
         f"{', '.join(own) or 'none of its own'}; and as every objective {', '.join(_OPTIONS)}"
     ]
 
