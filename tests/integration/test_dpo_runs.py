@@ -71,7 +71,7 @@ def test_a_planted_preference_is_learned_and_holds_for_pairs_held_out(place):
     assert evals[-1]["eval_preference_accuracy"] == 1.0
     assert evals[-1]["eval_preference_margin"] > 0.2
     assert "eval_perplexity" not in evals[-1]
-    assert not {"ratio", "ess", "reward"} & last.keys()
+    assert not {"ratio", "ess", "reward", "kl"} & last.keys()
     report = (place / "learns" / "report.html").read_text()
     assert ">chosen<" in report
     assert ">rejected<" in report

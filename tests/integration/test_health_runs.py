@@ -58,7 +58,7 @@ CASES = {
     "truncated": ("even", {}, "of completions are cut off at the limit of rollout.max_tokens = 12"),
     "unchanged": ("even", {"learner": {"lr": 1e-14, "dtype": "bfloat16"}}, LOST),
     "unchanged by clipping": ("even", {"learner": {"max_grad_norm": 1e-30}}, LOST),
-    "kl_old": ("even", {"learner": FAR, "objective": {"preset": "reinforce"}}, "move the policy by"),
+    "kl_old": ("even", {"learner": FAR, "objective": {"preset": "reinforce"}}, "nats per token from where it began"),
     "ratio": ("even", {"learner": {"lr": 0.02, "inner_updates": 8}, "objective": WIDE}, "have an importance"),
     "kl": ("even", {"learner": {"lr": 0.05}, "objective": {**GRPO, "beta": 1e-4}}, "3 steps in a row above 1"),
     "clipped": ("even", {"learner": {"max_grad_norm": 1e-4}}, "cut down to learner.max_grad_norm = 0.0001"),

@@ -36,7 +36,7 @@ from trew.rollout import asynchronous
 from trew.rollout.asynchronous import AsyncRollouts
 from trew.rollout.generate import generate
 from trew.rollout.requests import Earlier, Finished, Request
-from trew.rollout.shared import SharedEngine, View
+from trew.rollout.shared import SharedEngine, View, WithinSteps
 from trew.types import Rollout, Sampling
 
 
@@ -214,3 +214,26 @@ def test_requests_and_reports_pass_whole():
     assert inner.submitted[0].earlier is asked.earlier
     assert isinstance(report, Finished)
     assert isinstance(report.rollout, Rollout)
+
+
+def test_idle_seconds_between_steps_are_of_no_step():
+    clock = [0.0]
+    within = WithinSteps(lambda: clock[0])
+
+    def passes(seconds: float) -> None:
+        clock[0] += seconds
+
+    passes(100)  # before the first step
+    within.begin()
+    passes(2)  # while it samples
+    assert within.take() == 2
+    passes(3)  # while it is learned from
+    within.end()
+    passes(1000)  # an evaluation
+    within.begin()
+    passes(4)
+    assert within.take() == 3 + 4
+    passes(50)
+    within.begin()  # the step failed, and is begun anew
+    passes(1)
+    assert within.take() == 1

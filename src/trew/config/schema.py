@@ -304,7 +304,7 @@ class HealthConfig:
     cooldown: int = 50  # steps until the same warning may repeat
     entropy: float = 0.1  # at or below this share of its initial value
     kl: float = 1.0  # nats per token to the reference
-    kl_old: float = 0.2  # nats per token that the updates of one step move the policy
+    kl_old: float = 0.2  # nats per token from where a step began, while it is learned from
     ratio: float = 5.0  # at or above this for 1 % of tokens, or at or below its inverse
     no_signal: int = 5  # consecutive steps without any advantage
     zero_signal: float = 0.9  # share of groups without signal

@@ -24,6 +24,8 @@ BETTER = 0.02
 """The rise in accuracy from which a change of length counts as learning."""
 COMPARED_WITH_OTHERS = frozenset({"remax", "reinforce-pp", "ppo", "vapo", "opd"})
 """Presets in which groups whose rewards are all equal teach too, whatever the rewards are."""
+COMPARES_PARTS = frozenset({"gdpo", "grpo-process", "gigpo", "mt-grpo", "turn-returns"})
+"""Presets that compare single rewards, steps or turns, which may differ where their sums are equal."""
 DROPS_EQUAL = frozenset(
     {"dapo", "gtpo", "grpo-s", "two-sided", "scalerl", "prime-rl", "prime-rl-ipo", "aspo", "gpg", "high-entropy-tokens"}
 )
@@ -104,7 +106,9 @@ def _compares(objective: Mapping[str, Any]) -> bool:
     """Whether a group whose rewards are all equal may teach nothing."""
     if objective.get("preset") == "reinforce" and objective.get("baseline") == "batch":
         return False
-    return str(objective.get("preset")) not in COMPARED_WITH_OTHERS and not finite(objective.get("distill"))
+    if finite(objective.get("distill")) or finite(objective.get("overlong_cache")):  # compares lengths as well
+        return False
+    return str(objective.get("preset")) not in COMPARED_WITH_OTHERS | COMPARES_PARTS
 
 
 def _right_teaches(objective: Mapping[str, Any]) -> bool:
@@ -199,7 +203,10 @@ def kl_old(h: History, f: Facts) -> str:
         return ""
     if f.stale_steps or f.staleness or f.replays:  # without a correction, from the policy that sampled, steps ago
         return f"the policy is {values[-1]:.3g} nats per token from the one that its ratio is measured against"
-    return f"the updates of one step move the policy by {values[-1]:.3g} nats per token"
+    return (
+        f"while one step is learned from, the policy is {values[-1]:.3g} nats per token from where it "
+        "began, on average, without the last update"
+    )
 
 
 def ratio(h: History, f: Facts) -> str:

@@ -20,6 +20,7 @@ from . import codec
 from .engine import Engine, Finished, Lost, Request
 from .generate import TRIES
 from .ledger import Account, Ledger, Stored, Ticket
+from .shared import WithinSteps
 from .source import StepRollouts
 from .sync import SyncRollouts, has_both_outcomes, sampling
 
@@ -71,8 +72,7 @@ class AsyncRollouts(SyncRollouts):
     ) -> None:
         super().__init__(engine, **settings)
         c = self.config
-        self._ahead, self._keeper, self._covered, self._idle = ahead, keeper, covered, idle
-        self._idle_before = idle()
+        self._ahead, self._keeper, self._covered, self._idle = ahead, keeper, covered, WithinSteps(idle)
         self.ledger = Ledger(
             prompts=c.rollout.prompts, staleness=c.cluster.staleness, steps=c.steps, journal=keeper.write
         )
@@ -101,6 +101,7 @@ class AsyncRollouts(SyncRollouts):
     def next(self, step: int) -> StepRollouts:
         # Only waiting and scoring may be interrupted: what the ledger says must be what is done.
         self._now = None
+        self._idle.begin()
         self._begin(step)
         kept, sampled = self._collect(step)
         baselines = None
@@ -114,6 +115,7 @@ class AsyncRollouts(SyncRollouts):
 
     def trained(self, step: int, version: int) -> None:
         """Enters what the step used up, and asks for what may be asked for with its weights."""
+        self._idle.end()
         with self._changed:
             if self._mark is not None:  # next() failed before it had begun
                 return
@@ -231,7 +233,7 @@ class AsyncRollouts(SyncRollouts):
         with self._changed:
             # In published versions: the engine's newest weights before this step are of step - 1.
             ages = [step - 1 - self.ledger.accounts[number].oldest for number in self._taken]
-        idle, self._idle_before = self._idle() - self._idle_before, self._idle()
+        idle = self._idle.take()
         facts: dict[str, float] = {"waited_s": self._waited, "idle_s": idle, "passed_over": self._passed_over}
         if ages:
             facts |= {"age_mean": sum(ages) / len(ages), "age_max": max(ages)}

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from .engine import Capabilities, Engine, Finished, Lost, Request
@@ -15,6 +15,34 @@ PAUSE_S = 0.02
 """Between two looks at what the engine has finished. Each look wakes threads, which costs more than what they do."""
 
 E = TypeVar("E", bound=Engine)
+
+
+class WithinSteps:
+    """The part of a growing number of seconds that falls into steps, not between them, where an evaluation or a
+    checkpoint may be waited for."""
+
+    def __init__(self, seconds: Callable[[], float]) -> None:
+        self._seconds = seconds
+        self._sum = 0.0
+        self._since: float | None = None  # None between steps
+
+    def begin(self) -> None:
+        """A step begins. One that has failed begins anew, and what it took does not count."""
+        self._since = self._seconds()
+
+    def end(self) -> None:
+        """The step is done."""
+        self._sum, self._since = self._so_far(), None
+
+    def take(self) -> float:
+        """The seconds since the last call."""
+        taken, self._sum = self._so_far(), 0.0
+        if self._since is not None:
+            self._since = self._seconds()
+        return taken
+
+    def _so_far(self) -> float:
+        return self._sum + (0.0 if self._since is None else self._seconds() - self._since)
 
 
 class SharedEngine(Generic[E]):

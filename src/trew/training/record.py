@@ -141,10 +141,13 @@ def demonstration_row(plan: Plan, rows: Sequence[ScoredGroup]) -> dict[str, Any]
     }
 
 
-def of_demonstrations(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A step's row without what compares the policy with the one that sampled: there is none."""
+def of_demonstrations(row: Mapping[str, Any], *, prefers: bool) -> dict[str, Any]:
+    """A step's row without what compares the policy with the one that sampled: there is none. ``prefers``: the rows are
+    pairs of a chosen and a rejected answer."""
     kept = {name: value for name, value in row.items() if name not in _OF_SAMPLING and not name.startswith("clip_")}
-    if kept.get("kl") is None:  # without a reference it would be the distance to the policy that sampled
+    # Without a reference it would be the distance to the policy that sampled. Rejected answers are not what the policy
+    # says either, and the mean of exp(log-ratio) over them is no KL.
+    if kept.get("kl") is None or prefers:
         kept.pop("kl", None)
     return kept
 

@@ -86,7 +86,7 @@ class TrainingRun:
         now = time.monotonic()
         seconds = now - attempt.start
         row = update_row(attempt, self.policy.version) | correction_row(attempt, self.objective)
-        row = of_demonstrations(row) if self.config.demonstrates else row
+        row = of_demonstrations(row, prefers=self.config.prefers) if self.config.demonstrates else row
         # The step counts although it may not have been applied: its prompts are used up, and the schedule of
         # evaluations and checkpoints goes by steps.
         state.step, state.tokens, state.seconds = step, state.tokens + tokens, state.seconds + seconds

@@ -35,11 +35,16 @@ ABOUT: dict[str, dict[str, Any]] = {
         "Sampler's log-prob", "under the distribution it was drawn from, in nats", diverging=False
     ),
     "entropy": _about("Entropy", "of the next-token distribution, in nats: how open the choice was", diverging=False),
-    "ref_logprob": _about("Reference's log-prob", "of the reference model, in nats", diverging=False),
-    "teacher_logprob": _about("Teacher's log-prob", "of the teacher that a run distils, in nats", diverging=False),
+    "ref_logprob": _about(
+        "Reference's log-prob", "of the reference model at the run's temperature, in nats", diverging=False
+    ),
+    "teacher_logprob": _about(
+        "Teacher's log-prob", "of the teacher that a run distils, at the run's temperature, in nats", diverging=False
+    ),
     "teacher_gap": _about(
         "Teacher minus policy",
-        "difference of log-probs in nats: positive where the teacher finds the token likelier than the policy",
+        "difference of log-probs at the run's temperature, in nats: positive where the teacher finds the token "
+        "likelier than the policy",
         diverging=True,
     ),
     "sampler_gap": _about(
@@ -48,6 +53,8 @@ ABOUT: dict[str, dict[str, Any]] = {
         diverging=True,
     ),
     "ref_gap": _about(
-        "Policy minus reference", "difference of log-probs in nats: how far training moved this token", diverging=True
+        "Policy minus reference",
+        "difference of log-probs at the run's temperature, in nats: how far training moved this token",
+        diverging=True,
     ),
 }

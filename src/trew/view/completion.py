@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..config import RolloutConfig
+from ..runs import changes
 from ..runs.report.token_texts import pieces
 from . import table
 from .about_values import ABOUT
@@ -22,9 +25,9 @@ VALUES = {
     "teacher_logprob": "teacher_logprobs",
 }  # fmt: skip
 """The values of a token, and their columns."""
-GAPS = {"sampler_gap": ("logprob", "sampling_logprob"), "ref_gap": ("logprob", "ref_logprob"),
-        "teacher_gap": ("teacher_logprob", "logprob")}  # fmt: skip
-"""Differences of two values."""
+GAPS = {"sampler_gap": ("logprob", "sampling_logprob"), "ref_gap": ("policy", "ref_logprob"),
+        "teacher_gap": ("teacher_logprob", "policy")}  # fmt: skip
+"""Differences of two values; ``policy``: the policy's log-probs at the temperature of the training."""
 
 _CELLS = ("group", "trained_group", "uid", "sample", "prompt", "messages", "completion", "columns", "prompt_ids",
           "token_ids", "sampled", "turns", "versions", "score", "status", "parts", "statuses", "extracted",
@@ -43,7 +46,7 @@ def completion(run: ViewedRun, tokenizers: Tokenizers, p: Parameters) -> dict[st
     asked = pieces(
         tokenizer, cells.get("prompt_ids") or [], str(cells.get("prompt") or "") + str(cells.get("messages"))
     )
-    values = _values(cells, sampled)
+    values = _values(cells, sampled, of_policy=_in_training(run, step))
     return {
         "row": row(cells, eval=eval, step=step, length=length, given=run.given, whole=True),
         "messages": _messages(cells),
@@ -90,7 +93,22 @@ def _tokens(ids: Sequence[int], found: Any, sampled: Sequence[bool]) -> list[dic
     return made
 
 
-def _values(cells: Mapping[str, Any], sampled: Sequence[bool]) -> dict[str, list[float | None]]:
+def _in_training(run: ViewedRun, step: int) -> str:
+    """The value that has the policy's log-probs at ``rollout.temperature``, as reference and teacher have theirs; empty
+    if none has: what was cut from a distribution (top_p, top_k, min_p) changed the sampler's."""
+    text = changes.settings_at(changes.read(run.text(changes.FILE)), step, now=run.text("config.toml"))
+    try:
+        found = RolloutConfig(**tomllib.loads(text).get("rollout", {}))
+    except (tomllib.TOMLDecodeError, TypeError, AttributeError):  # damaged, or of another version
+        return ""
+    if found.temperature == 1:
+        return "logprob"
+    whole = RolloutConfig()
+    cut = (found.top_p, found.top_k, found.min_p) != (whole.top_p, whole.top_k, whole.min_p)
+    return "" if cut else "sampling_logprob"
+
+
+def _values(cells: Mapping[str, Any], sampled: Sequence[bool], *, of_policy: str) -> dict[str, list[float | None]]:
     """Those that were recorded; null where the policy did not choose the token."""
     found = {}
     for name, column in VALUES.items():
@@ -98,7 +116,8 @@ def _values(cells: Mapping[str, Any], sampled: Sequence[bool]) -> dict[str, list
         # A column of another length contradicts the tokens, and is left out.
         if given is not None and len(given) == len(sampled):
             found[name] = [_known(v) if own else None for v, own in zip(given, sampled, strict=True)]
-    for name, (one, other) in GAPS.items():
+    for name, both in GAPS.items():
+        one, other = (of_policy if value == "policy" else value for value in both)
         if one in found and other in found:
             found[name] = [
                 None if a is None or b is None else a - b for a, b in zip(found[one], found[other], strict=True)
