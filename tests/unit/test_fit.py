@@ -112,11 +112,23 @@ def test_an_overlong_cache_must_fit_into_the_completion():
     assert len(notes("dapo", rollout={"max_tokens": 16}, overlong_cache=16)) == 1
     (problem,) = problems("dapo", rollout={"max_tokens": 16}, overlong_cache=17)
     assert problem.startswith("objective.overlong_cache: got 17, accepts at most rollout.max_tokens = 16")
-    config = parse({"model": "m", "rollout": {"max_tokens": 16}, "objective": {"preset": "dapo", "overlong_cache": 33},
-                    "environment": {"name": "guess", "turns": 2}})  # fmt: skip
-    (problem,) = compatibility.problems(trew.preset("dapo", overlong_cache=33), config)
-    assert "accepts at most rollout.max_tokens x environment.turns = 32" in problem
-    assert compatibility.problems(trew.preset("dapo", overlong_cache=32), config) == []
+
+
+def test_an_overlong_cache_does_not_fit_episodes_of_several_turns():
+    """A reply that is cut off in the first turn would be far from the limit of all of them."""
+    table = {"model": "m", "rollout": {"max_tokens": 16}, "objective": {"preset": "dapo", "overlong_cache": 12}}
+    for turns in (1, 2):
+        config = parse({**table, "environment": {"name": "guess", "turns": turns}})
+        found = compatibility.problems(trew.preset("dapo", overlong_cache=12), config)
+        assert [p.partition(": a reply")[0] for p in found] == [
+            "objective.overlong_cache: got 12, accepts 0 with episodes of 2 turns"
+        ] * (turns == 2)
+
+
+def test_a_filter_that_does_not_see_lengths_is_noted():
+    (note,) = [note for note in notes("gpg", overlong_cache=8) if "overlong_cache" in note]
+    assert "gpg leaves out groups whose rewards are equal before lengths count" in note
+    assert not any("overlong_cache" in note for note in (*notes("gpg"), *notes("grpo", overlong_cache=8)))
 
 
 READS_THE_SAMPLER = [

@@ -240,7 +240,7 @@ def prepare(
     from ..models import loading
     from ..rollout import Renderer
     from ..training import episodes
-    from ..training.planning import correct_of
+    from ..training.right import correct_of
 
     limits.refuse(config)
     if trained is not None:

@@ -114,7 +114,7 @@ class LossMask(Component, Protocol):
 @runtime_checkable
 class TokenMask(Component, Protocol):
     """True (N,) for the tokens that keep their advantage. The others get advantage 0, given or computed; they stay in
-    the denominators and under the divergence."""
+    the denominators, and under a divergence that is in the loss (kl_place)."""
 
     def __call__(self, batch: TokenBatch) -> Tensor: ...
 

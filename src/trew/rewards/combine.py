@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import FUNCTION_SECONDS, Calls, OnFailure
 from ..types import Prompt, Score, ScoreStatus
+from .names import judge_rank
 from .steps import combined_steps
 from .user.functions import UserFunction
 from .verdict import Verdict
@@ -43,6 +44,11 @@ class Reward:
         return not self.sets or prompt.data_set in self.sets
 
     @property
+    def rank(self) -> tuple[bool, bool, bool]:
+        """As :func:`~trew.rewards.names.judge_rank`."""
+        return judge_rank(name=self.kind, model=self.model is not None, gate=self.gate, weight=self.weight)
+
+    @property
     def is_builtin(self) -> bool:
         return self.function is None and self.model is None
 
@@ -68,27 +74,34 @@ def combined(
         means.append(math.fsum(numbers) / len(numbers) if numbers else None)
     counted = [row for reward, row in zip(rewards, verdicts, strict=True) if reward.weight]
     by_step = any(verdict.steps for row in counted for verdict in row)
+    # What stands in for a missing number among steps: the mean, of a reward that judges completions as a whole.
+    whole = [None if any(v.steps for v in row) else mean for row, mean in zip(verdicts, means, strict=True)]
     columns = ([row[i] for row in verdicts] for i in range(len(lengths)))
     return tuple(
-        _score(rewards, column, means, length, by_step) for column, length in zip(columns, lengths, strict=True)
+        _score(rewards, column, means, whole, length=length, by_step=by_step)
+        for column, length in zip(columns, lengths, strict=True)
     )
 
 
 def _score(
-    rewards: Sequence[Reward], column: Sequence[Verdict], means: Sequence[float | None], length: int, by_step: bool
-) -> Score:
-    """Scores one completion from its verdicts; ``means`` are the rewards' means over the group, and ``by_step`` says
-    whether the steps of some completion in it are rewarded."""
+    rewards: Sequence[Reward], column: Sequence[Verdict], means: Sequence[float | None],
+    whole: Sequence[float | None], *, length: int, by_step: bool,
+) -> Score:  # fmt: skip
+    """Scores one completion from its verdicts; ``means`` are the rewards' means over the group, ``whole`` those of
+    rewards that score no steps in it, and ``by_step`` says whether the steps of some completion in it are rewarded."""
     pairs = [*zip(rewards, column, strict=True)]
-    is_open = _all_open(rewards, [v.score for v in column])
+    is_open = all_open(rewards, [v.score for v in column])
     status, is_known = _status(pairs, is_open=is_open)
     value, steps = None, ()
     if is_known:
-        counted = [(r, v, mean) for (r, v), mean in zip(pairs, means, strict=True) if r.gate or is_open]
+        kept = [r.gate or is_open for r in rewards]
+        counted = [(r, v, mean) for (r, v), mean, own in zip(pairs, means, kept, strict=True) if own]
         value = _value(counted)
-        # A missing number of a step has no stand-in: a mean over the group has no place within this completion.
+        # Scores of steps that are missing have no stand-in: a mean over the group has no place within this completion.
         if any(v.steps for v in column):
-            steps = combined_steps([(r.weight, v.score, v.steps) for r, v, _ in counted], length=length)
+            numbers = [mean if v.score is None else v.score for v, mean in zip(column, whole, strict=True)]
+            parts = [*zip([r.weight for r in rewards], numbers, [v.steps for v in column], strict=True)]
+            steps = combined_steps([part for part, own in zip(parts, kept, strict=True) if own], length=length)
         # Behind a closed gate one step with the value, not none: an objective that learns from steps would leave the
         # completion out instead of ranking it behind those that passed the gate.
         if by_step and not is_open and not steps and length:
@@ -105,7 +118,7 @@ def _score(
     )
 
 
-def _all_open(rewards: Sequence[Reward], numbers: Sequence[float | None]) -> bool:
+def all_open(rewards: Sequence[Reward], numbers: Sequence[float | None]) -> bool:
     """Whether no gate is closed; one without a number does not apply, and is open."""
     return all(number is None or number > 0 for r, number in zip(rewards, numbers, strict=True) if r.gate)
 
@@ -150,5 +163,5 @@ def one_by_one(rewards: Sequence[Reward], score: Score) -> tuple[float | None, .
     if score.value is None:
         return (None,) * len(rewards)
     parts = [score.parts.get(r.name) for r in rewards]
-    is_open = _all_open(rewards, parts)
+    is_open = all_open(rewards, parts)
     return tuple(p if p is None or r.gate or is_open else 0.0 for r, p in zip(rewards, parts, strict=True))

@@ -120,6 +120,11 @@ def thought_notes(rewards: Sequence[Reward]) -> list[str]:
             f"rewards: prompts end with <think>, and {', '.join(closed)} asks for it in the reply, so that a reply "
             'which does not begin its thought again scores 0; give such rewards args = { prefilled = "<think>" }'
         )
+    if models := [r.name for r in rewards if r.model is not None]:
+        notes.append(
+            f"rewards: prompts end with <think>, which is no part of the replies that reward model {', '.join(models)} "
+            "reads: it sees thoughts that end and do not begin, unless its own chat template opens them"
+        )
     return notes
 
 

@@ -87,20 +87,21 @@ def _own(names: Sequence[str], rollout: Rollout) -> dict[str, Any]:
     return {name: known[name]() for name in names if name in known}
 
 
-def grade_after(reward: Reward, group: Group, first: Sequence[Verdict]) -> list[Verdict]:
-    """Grades with a kind that takes ``correct``: whether the first reward of the prompt's data set is 1 or more.
+def grade_after(reward: Reward, group: Group, judged: Sequence[Verdict]) -> list[Verdict]:
+    """Grades with a kind that takes ``correct``: whether the reward of the prompt's data set that says what is correct
+    gave 1 or more in ``judged``.
 
-    A completion that the first reward did not score gets no score here either, with the same status.
+    A completion that it did not score gets no score here either, with the same status.
     """
     if not reward.serves(group.prompt):
         return not_judged(reward, group)
     kind = KINDS[reward.kind]
     verdicts = []
-    for completion, of_first in zip(group.rollouts, first, strict=True):
-        if of_first.score is None:
-            verdicts.append(Verdict(None, of_first.status, detail=of_first.detail))
+    for completion, verdict in zip(group.rollouts, judged, strict=True):
+        if verdict.score is None:
+            verdicts.append(Verdict(None, verdict.status, detail=verdict.detail))
         else:
-            own = {**_own(kind.from_row, completion), "correct": of_first.score >= 1}
+            own = {**_own(kind.from_row, completion), "correct": verdict.score >= 1}
             verdicts.append(graded(kind, completion.text, None, {**reward.args, **own}))
     return verdicts
 

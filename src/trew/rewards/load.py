@@ -67,7 +67,7 @@ def _is_function(config: RewardConfig) -> bool:
 
 
 def _asks_whether_right(reward: Reward) -> bool:
-    """Whether it is a built-in that depends on the first reward's verdict."""
+    """Whether it is a built-in that depends on the verdict of another reward."""
     return reward.is_builtin and reward.kind in KINDS and "correct" in KINDS[reward.kind].from_row
 
 

@@ -6,6 +6,21 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+SHAPES = frozenset({"format", "soft_overlong", "cosine", "repetition"})
+"""Built-in kinds that look at a completion's layout or length, and say nothing about its answer."""
+
+
+def judge_rank(*, name: str, model: bool, gate: bool, weight: float) -> tuple[bool, bool, bool]:
+    """Orders rewards by whether they say which completions are correct: the one with the least rank does, the first of
+    equals. A reward model's score has no value that means "correct", a layout or a length none either, and a gate of
+    weight 0 is a condition for the others.
+
+    >>> gate, answer = {"name": "format", "gate": True, "weight": 0.0}, {"name": "math", "gate": False, "weight": 1.0}
+    >>> min((gate, answer), key=lambda reward: judge_rank(model=False, **reward))["name"]
+    'math'
+    """
+    return model, not model and name in SHAPES, gate and weight == 0
+
 
 def names_of(rewards: Sequence[Mapping[str, Any]]) -> list[str]:
     """The names under which a run knows its rewards: a function in a file goes by the part behind the colon, a model

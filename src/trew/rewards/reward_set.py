@@ -13,7 +13,7 @@ from ..types import Group, Metrics, Prompt, Score, ScoredGroup
 from ..utils import ray_cluster, secrets
 from . import gold_checks
 from .builtin.kinds import KINDS, graded_together
-from .combine import Reward, combined, one_by_one
+from .combine import Reward, all_open, combined, one_by_one
 from .gold_checks import Bar
 from .grading import AT_ONCE, Grader, Grading, Verdicts, arguments, failure, grade_after, grade_groups, not_judged
 from .isolation.pool import run_together
@@ -63,6 +63,15 @@ class RewardSet:
     def names(self) -> tuple[str, ...]:
         """The rewards' names as they appear in ``Score.parts`` and in metrics, in the recipe's order."""
         return tuple(reward.name for reward in self.rewards)
+
+    @property
+    def judges(self) -> tuple[Reward, ...]:
+        """The rewards, those first that say which completions are correct."""
+        return tuple(sorted(self.rewards, key=lambda reward: reward.rank))  # stable: else in the recipe's order
+
+    def lets_through(self, score: Score) -> bool:
+        """Whether no gate is closed: behind one nothing is rewarded."""
+        return all_open(self.rewards, [score.parts.get(name) for name in self.names])
 
     @classmethod
     def from_config(cls, rewards: Sequence[RewardConfig], *, host: FunctionHost | None = None) -> RewardSet:
@@ -233,12 +242,13 @@ class RewardSet:
         for name, of_groups in rows.items():
             for g, verdicts in enumerate(of_groups):
                 found[g][name] = verdicts
-        # Last: these depend on the verdict of the first reward, which may have come only now.
+        # Last: these depend on the verdict of another reward, which may have come only now.
+        judges = [reward for reward in self.judges if not _needs_correctness(reward)]
         for reward in self.rewards:
             if _needs_correctness(reward):
                 for group, verdicts in zip(groups, found, strict=True):
-                    first = next(r.name for r in self.rewards if r.serves(group.prompt))
-                    verdicts[reward.name] = grade_after(reward, group, verdicts[first])
+                    judge = next(r.name for r in judges if r.serves(group.prompt))
+                    verdicts[reward.name] = grade_after(reward, group, verdicts[judge])
 
     def _called(self, rewards: Sequence[Reward], groups: Sequence[Group], step: int) -> dict[str, list[list[Verdict]]]:
         """Verdicts of users' functions by name, group and completion; not applicable if a function was not called."""
@@ -341,7 +351,7 @@ class RewardSet:
 
     def thought_notes(self) -> list[str]:
         """For prompts that end inside a thought: one line about the built-ins that would take an unfinished thought for
-        an answer, and one about the layouts that ask for the thought to be begun again."""
+        an answer, one about the layouts that ask for the thought to be begun again, and one about reward models."""
         return gold_checks.thought_notes(self.rewards)
 
     def column_problems(self, prompts: Sequence[Prompt]) -> list[str]:

@@ -41,6 +41,7 @@ def to_batch(plan: Plan, rollouts: StepRollouts) -> tuple[list[TrainingSample], 
     samples = [TrainingSample(r.prompt_ids, r.token_ids, g, r.sampled) for g, r, _ in flat]
     lengths = torch.tensor([len(sample.token_ids) for sample in samples])
     rewards, weights = _rewards(plan, scores)
+    right = plan.right
     # A temperature of 0 counts as cut, too: greedy decoding has no log-probs to compare.
     cut = plan.config.demonstrates or sampling(plan.config, 0, 0).truncates
     return samples, TokenBatch(
@@ -55,13 +56,18 @@ def to_batch(plan: Plan, rollouts: StepRollouts) -> tuple[list[TrainingSample], 
         rollout_logprobs=None if cut else torch.from_numpy(np.concatenate([rollout.logprobs for rollout in made])),
         entropies=_entropies(made),
         # Unjudged (None) counts as not correct here; its reward is NaN, which keeps it out of all statistics.
-        correct=torch.tensor([bool(plan.correct(score)) for score in scores]),
-        truncated=torch.tensor([rollout.status == "truncated" for rollout in made]),
+        correct=torch.tensor([bool(right(score)) for score in scores]),
+        truncated=torch.tensor([was_cut_off(rollout) for rollout in made]),
         baselines=_baselines(rollouts, [g for g, _, _ in flat]),
         max_length=plan.config.sampled_tokens,
         step_rewards=_step_rewards(plan, scores),
         turns=_turns(plan, made, scores),
     )
+
+
+def was_cut_off(rollout: Rollout) -> bool:
+    """Whether a limit of tokens cut off what the policy said. An episode whose turns are used up has said all of it."""
+    return rollout.status == "truncated" and rollout.ending not in ("turns", "wrong_end")
 
 
 def _entropies(rollouts: Sequence[Rollout]) -> Tensor | None:

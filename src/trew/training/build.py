@@ -251,7 +251,7 @@ def _of_plan(plan: Plan) -> dict[str, Any]:
     """What every source of rollouts needs."""
     return {
         "config": plan.config, "objective": plan.objective, "prompts": plan.train, "rewards": plan.rewards,
-        "correct": plan.correct,
+        "correct": plan.right,
     }  # fmt: skip
 
 
@@ -294,7 +294,7 @@ def _rollouts(plan: Plan, engine: Engine, made: Parts) -> SyncRollouts | ReplayR
         return GivenRollouts(plan.demonstrations, order=prompt_order(config, plan.train), config=config)
     if replay is not None:
         return ReplayRollouts(
-            replay.recorded, follows=replay.follows, config=config, objective=plan.objective, correct=plan.correct,
+            replay.recorded, follows=replay.follows, config=config, objective=plan.objective, correct=plan.right,
             facts=facts_of(made.model),
         )  # fmt: skip
     return (StaleRollouts if config.rollout.stale_steps else SyncRollouts)(engine, **_of_plan(plan))

@@ -14,6 +14,7 @@ from ..objective.advantage import PassAtK
 from ..objective.batch import ReasoningSteps
 from ..objective.component import Component
 from ..objective.covariance import ClipCov
+from ..objective.filter import UnevenGroups
 from ..objective.imitation import DEMONSTRATED, CorrectDemonstrations, Demonstrated
 from ..objective.preferred import PreferenceWeight, Preferred
 from ..objective.ratio import NoRatio
@@ -217,20 +218,33 @@ def _stale(objective: Objective, config: Config, departures: Sequence[str]) -> l
 
 def _numbers_that_do_not_fit(objective: Objective, config: Config) -> list[str]:
     """Refuses numbers of the objective that are too large for the rollouts."""
-    rollout, advantage, most = config.rollout, objective.advantage, config.sampled_tokens
-    limit = "rollout.max_tokens x environment.turns" if config.plays else "rollout.max_tokens"
+    rollout, advantage = config.rollout, objective.advantage
     found = [
-        f"objective.overlong_cache: got {shape.cache}, accepts at most {limit} = {most}: from there on every "
-        "completion would be punished; lower it"
-        for shape in objective.shape
-        if isinstance(shape, SoftOverlong) and shape.cache > most
+        _overlong(shape.cache, config) for shape in objective.shape if isinstance(shape, SoftOverlong) and shape.cache
     ]
+    found = [problem for problem in found if problem]
     if isinstance(advantage, PassAtK) and advantage.k >= rollout.completions:
         found.append(
             f"objective.k: got {advantage.k}, accepts less than rollout.completions = {rollout.completions}: whether "
             "one of all completions is right says nothing about any single one; lower it, or raise rollout.completions"
         )
     return found
+
+
+def _overlong(cache: int, config: Config) -> str:
+    """What is wrong with punishing the last ``cache`` tokens before the limit; empty if nothing is."""
+    if config.plays and config.environment.turns > 1:
+        return (
+            f"objective.overlong_cache: got {cache}, accepts 0 with episodes of {config.environment.turns} turns: a "
+            "reply that is cut off ends its episode early, far from the limit of all turns together, and would come "
+            "out ahead of episodes that went on; set environment.turns = 1, or remove it"
+        )
+    if cache > config.rollout.max_tokens:
+        return (
+            f"objective.overlong_cache: got {cache}, accepts at most rollout.max_tokens = {config.rollout.max_tokens}: "
+            "from there on every completion would be punished; lower it"
+        )
+    return ""
 
 
 def notes(objective: Objective, config: Config, *, departs: bool = False) -> list[str]:
@@ -245,7 +259,16 @@ def notes(objective: Objective, config: Config, *, departs: bool = False) -> lis
             f"{objective.name}: one optimizer step per set of rollouts, so that the ratio is {exactly} and nothing is "
             f"done by {' and '.join(idle)}; learner.inner_updates or learner.minibatch_prompts would make more steps"
         )
-    return said + _idle_options(objective, config)
+    return said + _idle_options(objective, config) + _blind_filter(objective)
+
+
+def _blind_filter(objective: Objective) -> list[str]:
+    if not objective.shape or not any(isinstance(keep, UnevenGroups) for keep in objective.keep):
+        return []
+    return [
+        f"objective.overlong_cache: {objective.name} leaves out groups whose rewards are equal before lengths count, "
+        "so that the punishment acts in the other groups alone"
+    ]
 
 
 def demonstration_notes(objective: Objective, config: Config) -> list[str]:

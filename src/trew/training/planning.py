@@ -13,7 +13,6 @@ from ..config import Assumed, Config, EvalConfig, RewardConfig, limits, validate
 from ..config import load as read_recipe
 from ..data import Dataset, fitting, prompt_order
 from ..errors import ConfigError, ModelError, Problems
-from ..eval import correct_by
 from ..eval.evaluate import Correct
 from ..learner.machine import machine_problems
 from ..learner.reference import in_bfloat16, teacher_in_bfloat16
@@ -30,7 +29,7 @@ from ..rollout.given import Demonstrations, encode
 from ..runs.rollouts import Sampler
 from ..types import Prompt
 from ..weights import stored_names
-from . import compatibility, episodes, replaying, teaching
+from . import compatibility, episodes, replaying, right, teaching
 from .episodes import TRIED, EpisodePlan
 from .replaying import Replay
 
@@ -57,6 +56,11 @@ class Plan:
     replay: Replay | None = None
     episodes: EpisodePlan | None = None
     demonstrations: Demonstrations | None = None
+
+    @property
+    def right(self) -> Correct:
+        """Whether a completion counts as right in training, not in accuracies: see :func:`.right.right_of`."""
+        return right.right_of(self.correct, self.rewards)
 
 
 def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -> Plan:
@@ -104,6 +108,7 @@ def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -
         *renderer.notes(rendered),
         *(episodes.notes(config) if config.plays else ()),
         *rewards.unserved_notes(prompts),
+        *right.note(config, rewards),
         *(rewards.thought_notes() if renderer.opens_thought(rendered) else ()),
         *rewards.code,
         *compatibility.notes(objective, config, departs=replay is not None and not replay.follows),
@@ -112,7 +117,7 @@ def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -
         # With the rewards that the data name, so that config.toml says what judged.
         dataclasses.replace(config, rewards=specs), objective, train, eval_, rewards, renderer, device,
         data.fingerprint, longest, tuple(notes),
-        correct_of(config, rewards),
+        right.correct_of(config, rewards),
         replay.sampler if replay else Sampler(config.cluster.rollout, config.learner.dtype), replay, played,
     )  # fmt: skip
     # Lengths are known now: do teacher and critic have the positions?
@@ -220,7 +225,7 @@ def follow(config: Config, sampler: Sampler, *, device: str) -> Plan:
     objective = preset(config.objective.preset, **config.objective.args)
     return Plan(
         config, objective, (), [], rewards, renderer, device, "", 0, (),
-        _right(config) if config.demonstrates else correct_of(config, rewards),
+        _right(config) if config.demonstrates else right.correct_of(config, rewards),
         sampler,
     )  # fmt: skip
 
@@ -379,16 +384,6 @@ def step_rewards(config: Config) -> frozenset[str]:
     may = bool(config.environment.name)
     may |= any(r.args.get("step_mark") if r.model else is_file_spec(r.name) for r in config.rewards)
     return frozenset({"step_rewards"} if may else ())
-
-
-def correct_of(config: Config, rewards: RewardSet) -> Correct:
-    """Whether a score counts as correct: by the reward that the recipe names or, unless it does, by the first one of
-    the prompt's data set that is not a reward model, if there is one. A reward model's score has no value that means
-    "correct"."""
-    # sorted() is stable: verifiers in the recipe's order, then reward models.
-    verifiers = sorted(rewards.rewards, key=lambda reward: reward.model is not None)
-    names = [config.eval.correct_reward] if config.eval.correct_reward else [reward.name for reward in verifiers]
-    return correct_by(*names, at=config.eval.correct_at)
 
 
 def _fit(config: Config, data: Dataset, count: Callable[[Prompt], int]) -> tuple[list[Prompt], list[Prompt], list[str]]:

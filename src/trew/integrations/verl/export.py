@@ -20,7 +20,7 @@ from ...objective.capped import Tapered
 from ...objective.correction import Correction, MaskedImportance, TruncatedImportance
 from ...objective.imitation import CorrectOnly
 from ...objective.options import Options
-from ...rewards.names import names_of
+from ...rewards.names import judge_rank, names_of
 from .offered import exact, offer
 from .rewards import keys_of, refuse
 
@@ -263,8 +263,15 @@ def _compared(config: Config, objective: Objective, *, punished: bool) -> str:
     rewards; ``punished``: verl's own sum has the length penalty in it, by which equal answers would seem to differ."""
     parts = _parts(config)
     if objective.dynamic_sampling and (punished or len(parts) > 1):
-        return hydra(parts[config.eval.correct_reward or next(iter(parts))])
+        return hydra(parts[config.eval.correct_reward or _judge(config)])
     return "score" if punished else "reward"
+
+
+def _judge(config: Config) -> str:
+    """The name of the reward that says which answers are right where the recipe names none."""
+    rewards = zip(_names(_rewards(config)), _rewards(config), strict=True)
+    ranks = [(judge_rank(name=r.name, model=bool(r.model), gate=r.gate, weight=r.weight), name) for name, r in rewards]
+    return min(ranks, key=lambda pair: pair[0])[1]
 
 
 def _elsewhere(config: Config, own: dict[str, Any], lost: list[str]) -> dict[str, str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import DataError
-from ...rewards.names import names_of
+from ...rewards.names import judge_rank, names_of
 from ...utils.toml import flatten
 from ..report import RunData, load_run
 from ..report.read import load_samples
@@ -135,17 +135,23 @@ def _evaluations(folder: Path, rows: Sequence[Mapping[str, Any]]) -> tuple[tuple
 
 
 def _judges(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """The reward that decides what is correct, as training chooses it: the one called ``name``, or else the first that
-    is no reward model, if there is one. Of several data sets, that of each by its name."""
+    """The reward that decides what is correct, as training chooses it: the one called ``name``, or else the first of
+    those that say so (``judge_rank``). Of several data sets, that of each by its name."""
     rewards = [reward for reward in config.get("rewards") or () if isinstance(reward, Mapping)]
     called = [reward for reward, own in zip(rewards, names_of(rewards), strict=True) if name and name == own]
-    # sorted() is stable: verifiers in the recipe's order, then reward models.
-    ordered = called or sorted(rewards, key=lambda reward: bool(reward.get("model")))
+    ordered = called or sorted(rewards, key=_rank)
     data = config.get("data")
     if not isinstance(data, list):
         return _judge(ordered)
     sets = [one.get("name") for one in data if isinstance(one, Mapping)]
     return {str(one): _judge([r for r in ordered if one in (r.get("sets") or [one])]) for one in sets}
+
+
+def _rank(reward: Mapping[str, Any]) -> tuple[bool, bool, bool]:
+    return judge_rank(
+        name=str(reward.get("name")), model=bool(reward.get("model")), gate=bool(reward.get("gate")),
+        weight=reward.get("weight", 1.0),
+    )  # fmt: skip
 
 
 def _judge(rewards: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
