@@ -9,6 +9,7 @@ import pytest
 import trew
 from trew.config import Config, parse
 from trew.training import compatibility
+from trew.training.planning import length_problems
 
 ALONE = ("reinforce", "remax", "reinforce-pp", "ppo", "vapo", "online-rft")
 """Presets that learn from one completion per prompt."""
@@ -217,3 +218,23 @@ def test_a_kl_to_go_has_no_sampler_among_demonstrations(name):
     assert found.startswith(f"objective.kl_place: got 'to-go', accepts 'loss' for {name}: ")
     assert not compatibility.demonstration_problems(*run(name, beta=0.1))
     assert not compatibility.demonstration_problems(*run(name, kl_place="to-go"))
+
+
+@pytest.mark.parametrize(
+    ("most", "longest", "ways"),
+    [
+        (400, 200, 'lower it to 312, or set data.max_prompt_tokens = 112 and data.overlong = "drop" or "truncate", or '
+                   "take a model with more positions"),
+        (6, 701, 'set data.max_prompt_tokens = 506 and data.overlong = "drop" or "truncate", or take a model'),
+        (600, 100, "lower it to 412, or take a model with more positions"),
+        (600, 600, "; take a model with more positions"),
+    ],
+)  # fmt: skip
+def test_every_way_out_of_a_sequence_that_is_too_long_is_one(most, longest, ways):
+    (problem,) = length_problems({"rollout.max_tokens": most, "eval.max_tokens": 0}, longest=longest, limit=512)
+    assert problem.startswith(
+        f"rollout.max_tokens: got {most} after prompts of up to {longest} tokens, more than the 512"
+    )
+    assert problem.partition("; ")[2].startswith(ways.removeprefix("; "))
+    assert length_problems({"rollout.max_tokens": 12}, longest=500, limit=512) == []
+    assert length_problems({"rollout.max_tokens": 12}, longest=500, limit=None) == []

@@ -82,4 +82,4 @@ def test_episodes_that_failed_are_told_and_the_environment_is_to_be_tried():
     assert "try them alone (trew env mine.py:game --check)" in text
     (text,) = outcome(rows(2), TABLE)
     assert "episodes" not in text
-    assert "(trew rewards test)" in text
+    assert "(trew rewards test NAME)" in text

@@ -207,7 +207,7 @@ def test_an_episode_that_fails_is_told_with_its_cause(tmp_path: Path, model: Pat
 
 
 def test_the_end_of_a_run_that_cannot_be_judged_says_what_to_try() -> None:
-    assert watch._advice(Config(model="m")) == "try the reward by itself (trew rewards test)"
+    assert watch._advice(Config(model="m")) == "try the reward by itself (trew rewards test NAME)"
     own = EnvironmentConfig(name="/my games.py:game", args={"size": 6, "word": "a"}, tools=("calculator",))
     data = DataConfig(task="gsm8k", train="rows.jsonl")
     assert watch._advice(Config(model="m", environment=own, data=data)) == (

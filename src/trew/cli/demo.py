@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from pathlib import Path
 from typing import Literal
 
@@ -52,20 +53,23 @@ def demo(
     else:
         verdict = "it learned" if after["low"] > before["high"] else "the intervals overlap, so there is no clear gain"
         print(f"\n{before['mean']:.2f} before, {after['mean']:.2f} after: {verdict}.")
+    quoted = shlex.quote(str(out))
     other = {
-        "arithmetic": f"trew eval {out} --set 'data.args.ops=[\"-\"]'",
+        "arithmetic": f"trew eval {quoted} --set 'data.args.ops=[\"-\"]'",
         "guess": "trew env guess --play",
     }
     why = {"arithmetic": "the trained model on problems of another kind", "guess": "play against the environment"}
     tries = {
-        f"trew view {out}": "curves, completions and what the objective did to each token, in a browser",
+        f"trew view {quoted}": "curves, completions and what the objective did to each token, in a browser",
         other[task]: why[task],
         "trew demo --set objective.preset=dapo --out runs/dapo": "another objective; trew explain lists them",
     }
     if (harder := Path("recipes/countdown.toml")).is_file():  # in a checkout of trew
         tries[f"trew train {harder} --dry-run"] = "a harder task, from a recipe to change"
     else:
-        tries[f"trew train {out / 'config.toml'} --set out=runs/mine --dry-run"] = "the recipe of this run, to change"
+        tries[f"trew train {shlex.quote(str(out / 'config.toml'))} --set out=runs/mine --dry-run"] = (
+            "the recipe of this run, to change"
+        )
     width = max(map(len, tries))
     print("\nWhat to try next:\n" + "\n".join(f"  {command:<{width}}   {why}" for command, why in tries.items()))
     return 0

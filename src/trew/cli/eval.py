@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+import shlex
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -180,7 +181,7 @@ def _check_run(run: Path, *, named: Path) -> None:
     if why:
         raise ConfigError(
             f"{run}: {why}; let the run finish with --resume, or export its newest checkpoint and name that folder: "
-            f"trew export model {run} --out DIR"
+            f"trew export model {shlex.quote(str(run))} --out DIR"
         )
 
 

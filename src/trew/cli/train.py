@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -198,7 +199,7 @@ def run(
             "report": str(folder / "report.html"),
             "figures": str(folder / "summary.json"),
             "every step": str(folder / "metrics.jsonl"),
-            "every completion": f"{folder / 'rollouts'}/*.parquet   (trew view {folder} shows them)",
+            "every completion": f"{folder / 'rollouts'}/*.parquet   (trew view {shlex.quote(str(folder))} shows them)",
         }
     )
     return summary

@@ -189,7 +189,10 @@ def _source_problems(config: DataConfig, *, generates: bool) -> list[str]:
     """What is wrong with data.train, data.eval and data.prompt_column for this kind of task."""
     found = []
     if config.task in ("prompts", *DEMONSTRATED) and not config.train:
-        found.append(f"data.train: is empty; task {config.task!r} needs a file, a folder or a hub id (owner/name)")
+        found.append(
+            f"data.train (--data of a command): is empty; task {config.task!r} needs a file, a folder or a hub id "
+            "(owner/name)"
+        )
     if config.task != "prompts" and config.prompt_column != "prompt":
         found.append(f"data.prompt_column: got {config.prompt_column!r}, but only task 'prompts' reads it")
     if config.task == "arithmetic" and config.train:

@@ -351,7 +351,7 @@ ADVICE = {
     ),
     "zero_signal": (
         "such groups teach nothing and cost as much. Where accuracy is low take easier prompts, where it is high "
-        "harder ones; or raise rollout.completions, or take an objective with dynamic sampling (dapo)"
+        "harder ones; or raise rollout.completions; dynamic sampling (dapo) replaces such groups while refills last"
     ),
     "short": (
         "the refills of dynamic sampling run out before they find enough groups with both outcomes, and the gradient "

@@ -410,12 +410,18 @@ def _most_tokens(config: Config) -> dict[str, int]:
 def length_problems(tokens: Mapping[str, int], *, longest: int, limit: int | None) -> list[str]:
     """The settings that let a prompt of ``longest`` tokens and its completion exceed the model's ``limit`` positions.
     ``tokens``: the limit of a completion's tokens by the setting's name, 0 if it is not set."""
-    return [
-        f"{key}: got {most} after prompts of up to {longest} tokens, accepts at most {max(limit - longest, 0)}: the "
-        f"model has {limit} positions; lower it, or data.max_prompt_tokens"
-        for key, most in tokens.items()
-        if limit and most and longest + most > limit
-    ]
+    found = []
+    for key, most in tokens.items():
+        if not limit or not most or longest + most <= limit:
+            continue
+        lower = f"lower it to {limit - longest}" if limit > longest else ""
+        shorter = f'set data.max_prompt_tokens = {limit - most} and data.overlong = "drop" or "truncate"'
+        ways = [way for way in (lower, shorter if limit > most else "", "take a model with more positions") if way]
+        found.append(
+            f"{key}: got {most} after prompts of up to {longest} tokens, more than the {limit} positions of the model; "
+            + ", or ".join(ways)
+        )
+    return found
 
 
 def read(recipe: Path, overrides: Sequence[str] = ()) -> Config:

@@ -25,6 +25,12 @@ UNJUDGED_STEPS = 3
 """The run ends after this many consecutive steps in which no completion had a value, or rewards failed for more than
 the share ``track.max_failed``: nothing would be learned."""
 
+REMEDIES = {
+    "timeout": "raise its timeout_s",
+    "not_applicable": "see why it says None (does not apply): the columns that it reads, its conditions",
+}
+"""What to do about completions without a value, by their status."""
+
 
 @contextlib.contextmanager
 def failures_saved(run: RunFolder) -> Iterator[None]:
@@ -98,7 +104,8 @@ def _end_if_unjudged(program: PolicyProgram, scores: Sequence[Score]) -> None:
     raise RewardError(
         f"{state.unjudged} steps in a row in which {what} got a value ({', '.join(sorted(lacking))}): "
         + ("nothing can be learned. " if none else f"rewards failed for more than track.max_failed = {most:g}. ")
-        + f"Look at the warnings above; {_advice(program.config)}, or raise its timeout_s"
+        + f"Look at the warnings above; {_advice(program.config)}"
+        + "".join(f", or {REMEDIES[status]}" for status in sorted(lacking) if status in REMEDIES)
     )
 
 

@@ -13,6 +13,10 @@ from ..verl import is_verl, parse_row
 from .base import Task
 from .gsm8k import HUB_SOURCE as GSM8K_SOURCE
 
+_COLUMN = (
+    "name the one with the prompts (data.prompt_column in a recipe, --prompt-column of a command), or call it 'prompt'"
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompts(Task):
@@ -27,7 +31,7 @@ class Prompts(Task):
 
         A column that only some rows have is None in the others, so that all prompts have the same columns.
         """
-        require_columns(split, (prompt_column,), hint="set data.prompt_column to the one with the prompts")
+        require_columns(split, (prompt_column,), hint=_COLUMN)
         parse = parse_row if is_verl(split, prompt_column) else _parse_plain
         # reward_model has become the column ground_truth by then.
         empty = {name: None for name in columns_of(split.rows) if name not in (prompt_column, "reward_model")}
