@@ -101,7 +101,7 @@ class Step:
         self.config = parse({"model": "m", "rollout": {"max_tokens": LONGEST}, "learner": learner})
         self.plan = SimpleNamespace(
             config=self.config, objective=self.objective, sampler=Sampler("embedded", "float32"),
-            rewards=SimpleNamespace(rewards=[SimpleNamespace(name="r", weight=1.0)]), correct=correct_by("r"),
+            rewards=SimpleNamespace(rewards=[SimpleNamespace(name="r", weight=1.0)]), right=correct_by("r"),
         )  # fmt: skip
         self.start = help.model()
         reference = help.model(seed=5) if self.oracle.beta else None

@@ -116,7 +116,7 @@ def test_a_number_of_an_environment_is_not_taken_for_a_share_of_endings():
 def test_groups_whose_rewards_differ_by_rounding_alone_have_no_signal():
     """0.1 + 0.2 is not 0.3 in float64; in the objective the two are equal, and their advantages are 0."""
     equal, other = scored([[0.1 + 0.2, 0.3], [0.3, 0.4], [0.0, 0.0], [0.0, 0.0]])[:2]
-    assert [record._is_without_signal(group) for group in (equal, other)] == [True, False]
+    assert [record.is_without_signal(group) for group in (equal, other)] == [True, False]
 
 
 def test_a_row_of_data_that_a_step_has_twice_is_two_groups_of_the_table(tmp_path):

@@ -97,7 +97,7 @@ class Run:
             config=self.config,
             objective=self.objective,
             rewards=self.rewards,
-            correct=correct_by("r"),
+            right=correct_by("r"),
         )
 
     def learning(self) -> None:

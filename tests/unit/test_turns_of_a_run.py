@@ -34,7 +34,7 @@ FAILED = episode((3, 2, "start"))
 
 def batch_of(name: str, rollouts: tuple[Rollout, ...], scores: tuple[Score, ...]) -> trew.TokenBatch:
     config = parse({"model": "m", "objective": {"preset": name}})
-    plan = SimpleNamespace(config=config, objective=trew.preset(name), correct=lambda score: bool(score.value))
+    plan = SimpleNamespace(config=config, objective=trew.preset(name), right=lambda score: bool(score.value))
     groups = ScoredGroup(Group(Prompt("p", text="q"), rollouts), scores)
     _, batch = to_batch(plan, StepRollouts((groups,), (groups,)))  # type: ignore[arg-type]
     return batch
