@@ -256,9 +256,8 @@ class EvalConfig:
     samples: int = 1  # completions per prompt when temperature > 0 (avg@k, pass@k)
     temperature: float = 0.0  # 0 = greedy
     max_tokens: int = 0  # 0 = as in rollout
-    correct_reward: str = (
-        ""  # the reward that decides accuracy; empty = the first that is no model, layout, length or gate of weight 0
-    )
+    # the reward that says what is correct; empty = the first that is no model, layout, length or gate of weight 0
+    correct_reward: str = ""
     correct_at: float = 1.0  # a completion is correct if that reward is at least this
 
 

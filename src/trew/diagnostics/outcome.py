@@ -18,8 +18,8 @@ READ = ("grad_norm", "truncated_share", "reward", "zero_signal_share", "groups_t
 """The columns that findings are made of."""
 
 RIGHT = (
-    "Right is what the reward eval.correct_reward (the first, unless it is set) gives at least eval.correct_at = {:g}: "
-    "set that to the value from which a completion counts as right"
+    "Right is what the reward that judges answers (eval.correct_reward) gives at least eval.correct_at = {:g}: set it "
+    "to the value from which a completion counts as right"
 )
 """What decides which groups dynamic sampling keeps; ``format`` takes eval.correct_at."""
 
