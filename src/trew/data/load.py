@@ -190,8 +190,8 @@ def _source_problems(config: DataConfig, *, generates: bool) -> list[str]:
     found = []
     if config.task in ("prompts", *DEMONSTRATED) and not config.train:
         found.append(
-            f"data.train (--data of a command): is empty; task {config.task!r} needs a file, a folder or a hub id "
-            "(owner/name)"
+            f"data.train (--data or FILE of a command): is empty; task {config.task!r} needs a file, a folder or a hub "
+            "id (owner/name)"
         )
     if config.task != "prompts" and config.prompt_column != "prompt":
         found.append(f"data.prompt_column: got {config.prompt_column!r}, but only task 'prompts' reads it")
