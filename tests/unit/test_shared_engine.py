@@ -230,9 +230,14 @@ def test_idle_seconds_between_steps_are_of_no_step():
     passes(3)  # while it is learned from
     within.end()
     passes(1000)  # an evaluation
+    assert within.take() == 3
     within.begin()
     passes(4)
-    assert within.take() == 3 + 4
+    within.end()
+    passes(1000)
+    within.begin()
+    passes(5)
+    assert within.take() == 4 + 5
     passes(50)
     within.begin()  # the step failed, and is begun anew
     passes(1)
