@@ -66,44 +66,44 @@ def combined(
     >>> [s.value for s in combined([gate, answer], [[right, right, wrong], [right, wrong, right]], lengths=[1, 1, 1])]
     [1.0, 0.0, 0.0]
     """
-    means: list[float | None] = []
-    for row in verdicts:
-        # Over the numbers there are: the mean stands in for the others, in _value.
-        numbers = [verdict.score for verdict in row if verdict.score is not None]
+    rows = [_Row.of(reward, given) for reward, given in zip(rewards, verdicts, strict=True)]
+    columns = ([given[i] for given in verdicts] for i in range(len(lengths)))
+    return tuple(_score(rows, column, length=length) for column, length in zip(columns, lengths, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A reward, and what of its verdicts on a group matters to each completion."""
+
+    reward: Reward
+    mean: float | None  # of its numbers
+    by_step: bool  # whether it scores steps of some completion
+
+    @staticmethod
+    def of(reward: Reward, verdicts: Sequence[Verdict]) -> _Row:
+        numbers = [verdict.score for verdict in verdicts if verdict.score is not None]
         # fsum: the same mean to the last bit in whichever order the completions came.
-        means.append(math.fsum(numbers) / len(numbers) if numbers else None)
-    counted = [row for reward, row in zip(rewards, verdicts, strict=True) if reward.weight]
-    by_step = any(verdict.steps for row in counted for verdict in row)
-    # What stands in for a missing number among steps: the mean, of a reward that judges completions as a whole.
-    whole = [None if any(v.steps for v in row) else mean for row, mean in zip(verdicts, means, strict=True)]
-    columns = ([row[i] for row in verdicts] for i in range(len(lengths)))
-    return tuple(
-        _score(rewards, column, means, whole, length=length, by_step=by_step)
-        for column, length in zip(columns, lengths, strict=True)
-    )
+        mean = math.fsum(numbers) / len(numbers) if numbers else None
+        return _Row(reward, mean, any(verdict.steps for verdict in verdicts))
+
+    def number(self, verdict: Verdict) -> float | None:
+        """The verdict's number. A missing one is replaced by the group's mean, which neither lifts nor lowers the
+        completion within its group; a 0 would push it away from the others."""
+        return self.mean if verdict.score is None else verdict.score
 
 
-def _score(
-    rewards: Sequence[Reward], column: Sequence[Verdict], means: Sequence[float | None],
-    whole: Sequence[float | None], *, length: int, by_step: bool,
-) -> Score:  # fmt: skip
-    """Scores one completion from its verdicts; ``means`` are the rewards' means over the group, ``whole`` those of
-    rewards that score no steps in it, and ``by_step`` says whether the steps of some completion in it are rewarded."""
-    pairs = [*zip(rewards, column, strict=True)]
-    is_open = all_open(rewards, [v.score for v in column])
+def _score(rows: Sequence[_Row], column: Sequence[Verdict], *, length: int) -> Score:
+    """Scores one completion from its verdicts."""
+    pairs = [(row.reward, verdict) for row, verdict in zip(rows, column, strict=True)]
+    is_open = all_open([row.reward for row in rows], [verdict.score for verdict in column])
     status, is_known = _status(pairs, is_open=is_open)
+    counted = [(row, v) for row, v in zip(rows, column, strict=True) if row.reward.gate or is_open]
     value, steps = None, ()
     if is_known:
-        kept = [r.gate or is_open for r in rewards]
-        counted = [(r, v, mean) for (r, v), mean, own in zip(pairs, means, kept, strict=True) if own]
-        value = _value(counted)
-        # Scores of steps that are missing have no stand-in: a mean over the group has no place within this completion.
-        if any(v.steps for v in column):
-            numbers = [mean if v.score is None else v.score for v, mean in zip(column, whole, strict=True)]
-            parts = [*zip([r.weight for r in rewards], numbers, [v.steps for v in column], strict=True)]
-            steps = combined_steps([part for part, own in zip(parts, kept, strict=True) if own], length=length)
+        value, steps = _value(counted), _steps(counted, length=length)
         # Behind a closed gate one step with the value, not none: an objective that learns from steps would leave the
         # completion out instead of ranking it behind those that passed the gate.
+        by_step = any(row.by_step and row.reward.weight for row in rows)
         if by_step and not is_open and not steps and length:
             steps = ((length, value),)
     return Score(
@@ -123,12 +123,17 @@ def all_open(rewards: Sequence[Reward], numbers: Sequence[float | None]) -> bool
     return all(number is None or number > 0 for r, number in zip(rewards, numbers, strict=True) if r.gate)
 
 
-def _value(counted: Sequence[tuple[Reward, Verdict, float | None]]) -> float:
-    """Returns the weighted sum of the rewards that count; ``counted`` has each one's mean over the group."""
-    # A missing number is replaced by the group's mean, which neither lifts nor lowers the completion within its
-    # group. A 0 would push it away from the others.
-    numbers = [(r.weight, mean if v.score is None else v.score) for r, v, mean in counted]
+def _value(counted: Sequence[tuple[_Row, Verdict]]) -> float:
+    """The weighted sum of the rewards that count."""
+    numbers = [(row.reward.weight, row.number(verdict)) for row, verdict in counted]
     return sum(weight * number for weight, number in numbers if number is not None)
+
+
+def _steps(counted: Sequence[tuple[_Row, Verdict]], *, length: int) -> tuple[tuple[int, float], ...]:
+    """The weighted rewards of the completion's steps; empty if none of the rewards that count scores steps of it."""
+    # Missing scores of steps have no stand-in: a mean over the group has no place within this completion.
+    given = [(row.reward.weight, v.score if row.by_step else row.number(v), v.steps) for row, v in counted]
+    return combined_steps(given, length=length)
 
 
 def _status(pairs: Sequence[tuple[Reward, Verdict]], *, is_open: bool) -> tuple[ScoreStatus, bool]:

@@ -220,9 +220,10 @@ def _numbers_that_do_not_fit(objective: Objective, config: Config) -> list[str]:
     """Refuses numbers of the objective that are too large for the rollouts."""
     rollout, advantage = config.rollout, objective.advantage
     found = [
-        _overlong(shape.cache, config) for shape in objective.shape if isinstance(shape, SoftOverlong) and shape.cache
+        problem
+        for shape in objective.shape
+        if isinstance(shape, SoftOverlong) and (problem := _overlong(shape.cache, config))
     ]
-    found = [problem for problem in found if problem]
     if isinstance(advantage, PassAtK) and advantage.k >= rollout.completions:
         found.append(
             f"objective.k: got {advantage.k}, accepts less than rollout.completions = {rollout.completions}: whether "

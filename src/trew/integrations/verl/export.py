@@ -269,9 +269,9 @@ def _compared(config: Config, objective: Objective, *, punished: bool) -> str:
 
 def _judge(config: Config) -> str:
     """The name of the reward that says which answers are right where the recipe names none."""
-    rewards = zip(_names(_rewards(config)), _rewards(config), strict=True)
-    ranks = [(judge_rank(name=r.name, model=bool(r.model), gate=r.gate, weight=r.weight), name) for name, r in rewards]
-    return min(ranks, key=lambda pair: pair[0])[1]
+    rewards = _rewards(config)
+    ranks = [judge_rank(name=r.name, model=bool(r.model), gate=r.gate, weight=r.weight) for r in rewards]
+    return _names(rewards)[ranks.index(min(ranks))]  # the first of equals
 
 
 def _elsewhere(config: Config, own: dict[str, Any], lost: list[str]) -> dict[str, str]:

@@ -9,7 +9,6 @@ from typing import Any
 
 from ...errors import ConfigError, nearest
 from ...utils import peer_names
-from ...utils.peer_names import in_a_recipe
 from .. import options as common
 from ..objective import Objective
 from . import clip, distillation, entropy, group, imitation, policy_gradient, sequence, trust, turns
@@ -114,7 +113,7 @@ def meant(name: str) -> str:
     >>> meant("dr_grpo"), meant("bnpo")
     (" (did you mean 'dr-grpo'?)", ' (in trew: token-mean-local)')
     """
-    return in_a_recipe(name, peer_names.PRESETS) or nearest(name.lower().replace("_", "-"), PRESETS)
+    return peer_names.in_a_recipe(name, peer_names.PRESETS) or nearest(name.lower().replace("_", "-"), PRESETS)
 
 
 def preset(name: str, /, **overrides: Any) -> Objective:
@@ -155,9 +154,13 @@ def _problems(name: str, own: Mapping[str, Any], key: str, value: Any) -> list[s
     if key in _OPTIONS:
         return _mismatch(key, value, _OPTIONS[key], "")
     return [
-        f"objective.{key}: {name} has no such setting{in_a_recipe(key) or nearest(key, [*own, *_OPTIONS])}; accepts "
+        f"objective.{key}: {name} has no such setting{_meant(key, own)}; accepts "
         f"{', '.join(own) or 'none of its own'}; and as every objective {', '.join(_OPTIONS)}"
     ]
+
+
+def _meant(key: str, own: Mapping[str, Any]) -> str:
+    return peer_names.in_a_recipe(key) or nearest(key, [*own, *_OPTIONS])
 
 
 def _as_declared(overrides: Mapping[str, Any], kinds: Mapping[str, type]) -> dict[str, Any]:
