@@ -123,3 +123,15 @@ def test_missing_scores_of_steps_have_no_stand_in():
     first, second = combined([steps, other], [of_steps, of_other], lengths=[4, 4])
     assert first.steps == ((2, 0.4), (4, 1.1))
     assert second.steps == ((4, 0.5),)
+
+
+def test_steps_that_are_only_logged_make_no_completion_one_of_steps():
+    """Behind a closed gate a completion gets its value as one step only where the others learn from steps."""
+    gate, logged, answer = Reward("g", "g", 0.0, gate=True), Reward("s", "s", 0.0), Reward("a", "a", 1.0)
+    of_steps = [Verdict(1.0, steps=((2, 0.4), (4, 0.6)))] * 2
+    of_gate, of_answer = [Verdict(1.0), Verdict(0.0)], [Verdict(1.0), Verdict(1.0)]
+    found = combined([gate, logged, answer], [of_gate, of_steps, of_answer], lengths=[4, 4])
+    assert [score.steps for score in found] == [(), ()]
+    counted = Reward("s", "s", 1.0)
+    found = combined([gate, counted, answer], [of_gate, of_steps, of_answer], lengths=[4, 4])
+    assert [score.steps for score in found] == [((2, 0.4), (4, 1.6)), ((4, 0.0),)]
