@@ -25,6 +25,7 @@ from trew.rollout.vllm import environment, update
 from trew.rollout.vllm.client import ServerGone, ServerRefused, call
 from trew.rollout.vllm.endpoint import Endpoint
 from trew.rollout.vllm.engine import VllmEngine
+from trew.rollout.vllm.plugin.trew_vllm import published
 from trew.rollout.vllm.server import ServerOptions, Servers
 from trew.types import Sampling
 from trew.weights import publisher
@@ -59,11 +60,13 @@ def versions() -> dict[str, str]:
 @dataclass(frozen=True)
 class Trip:
     """Seconds of one publication: until the files are written and hashed (``written``), while the server stands still
-    (``paused``), and of the canary, which the policy and then the server compute (``canary``). ``plain``: save_file and
+    (``paused``), and of the canary, which the policy and then the server compute (``canary``). The server verifies the
+    files while the policy computes its canary; ``verified`` is what that takes by itself. ``plain``: save_file and
     load_file of the same bytes, copied into tensors that are there."""
 
-    KEYS: ClassVar = ("written", "paused", "canary", "plain")
+    KEYS: ClassVar = ("written", "verified", "paused", "canary", "plain")
     written: float
+    verified: float
     paused: float
     canary: float
     plain: float
@@ -71,7 +74,7 @@ class Trip:
     @property
     def moved(self) -> float:
         """What has to do with the bytes."""
-        return self.written + self.paused
+        return self.written + self.verified + self.paused
 
 
 class House:
@@ -87,6 +90,7 @@ class House:
         )
         self._server = start()
         self._kept: dict[str, torch.Tensor] = {}
+        self._engine: VllmEngine | None = None
         self.bytes = 0
 
     def engine(self) -> VllmEngine:
@@ -103,7 +107,8 @@ class House:
         self.weights.publish(self.policy, engine)
 
     def trip(self) -> Trip:
-        """Publishes the weights once, and saves and loads the same bytes in the same place."""
+        """Publishes the weights once, and saves and loads the same bytes in the same place. The first is another one:
+        the server is not in use yet, and verifies them while it stands still."""
         calls: list[tuple[str, float, float]] = []
 
         def timed(endpoint: Endpoint, method: str, path: str, **options: Any) -> Any:
@@ -113,7 +118,8 @@ class House:
             finally:
                 calls.append((path, begin, time.perf_counter()))
 
-        engine, clock, own = self.engine(), Clock("cpu"), publisher.canary_of
+        engine = self._engine = self._engine or self.engine()
+        clock, own = Clock("cpu"), publisher.canary_of
         update.call = timed  # type: ignore[assignment]
         clock.wrap(publisher, "canary_of", "canary")
         try:
@@ -125,7 +131,16 @@ class House:
         canary = clock.take()["canary"]
         pausing = next(start for path, start, _ in calls if path == "/pause")
         resumed = next(stop for path, _, stop in calls if path == "/resume")
-        return Trip(pausing - begin - canary, resumed - pausing, canary + end - resumed, self._plain())
+        return Trip(
+            pausing - begin - canary, self._verified(), resumed - pausing, canary + end - resumed, self._plain()
+        )
+
+    def _verified(self) -> float:
+        assert self.weights.newest is not None
+        route = self.weights.newest.route
+        begin = time.perf_counter()
+        published.read(route.root, route.folder, route.manifest_digest)
+        return time.perf_counter() - begin
 
     def _plain(self) -> float:
         assert self.weights.newest is not None

@@ -30,6 +30,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trew_vllm import memory, published, stream
+from trew_vllm.ahead import Ahead
 
 from fake_answers import Row, cut
 from fake_places import Places
@@ -73,6 +74,7 @@ class FakeVllm:
         }  # fmt: skip
         self.name = "policy"  # of its model, in /v1
         self.version, self.root, self.started, self.received = "default", None, False, False
+        self.ahead = Ahead()
         self.paused, self.tokens, self.dead = False, 0, False
         self.renewed = False  # whether weights came since it slept
         self.converted: dict[str, torch.Tensor] = {}  # of an update: what transformers renames or fuses
@@ -203,6 +205,8 @@ class FakeVllm:
                 raise published.Refused(f"root: got {root}, accepts the absolute path of a folder on this host")
             else:
                 self.root = root
+                if info.get("folder"):
+                    self.ahead.begin(root, info["folder"], info["manifest_digest"])
         except published.Refused as refused:
             raise Refusal(500, f"Refused: {refused}") from None
         return {"message": "Weight transfer initialized"}
@@ -247,7 +251,7 @@ class FakeVllm:
             return memory.Mapped(shared, root=self.root, device=CPU)
         if self.root is None:
             raise Refusal(500, "RuntimeError: init_weight_transfer_engine must be called first")
-        version = published.read(self.root, info["folder"], info["manifest_digest"])
+        version = self.ahead.take(self.root, info["folder"], info["manifest_digest"])
         self._check_model(version.tensors)
         return _Files(version)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import re
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -43,6 +45,8 @@ from trew.rollout.generate import generate
 from trew.rollout.torch_engine import TorchEngine
 from trew.rollout.vllm.client import call
 from trew.rollout.vllm.endpoint import Endpoint
+from trew.rollout.vllm.environment import FORMAT
+from trew.rollout.vllm.routes import prepare
 from trew.types import Prompt, Turn
 from vllm_help import REAL, House, any_house
 
@@ -216,6 +220,46 @@ def test_weights_without_the_tied_head_are_found_out(servers, monkeypatch):
             servers.publish(engine, 1)
     with pytest.raises(EngineError, match="nats"):
         engine.submit(requests())
+    servers.weights.newest = None
+    servers.publish(engine, 2)
+    assert one(engine, requests()).keys() == before.keys()
+
+
+def test_an_announcement_is_accepted(servers):
+    """Where it is not, nothing says so: an update does without."""
+    engine = servers.engine()
+    servers.change()
+    files = servers.weights.write(servers.policy, engine).route
+    info = {"root": str(files.root), "format": FORMAT, "folder": files.folder, "manifest_digest": files.manifest_digest}
+    prepare(servers.endpoints[0], "announcing", info, timeout_s=60)
+    servers.publish(engine, servers.policy.version)
+    assert one(engine, requests()).keys() == {request.id for request in requests()}
+
+
+def test_a_version_that_is_damaged_once_it_was_announced_is_refused(servers, monkeypatch):
+    """Its bytes, not its size, and with the time of before."""
+    engine = servers.engine()
+    before = one(engine, requests())
+    servers.change()
+    canary = servers.weights._canary
+
+    def damaging(policy: Any) -> Any:
+        # The announcement comes before the canary, and small files are verified at once.
+        time.sleep(0.5)
+        (path,) = (servers.weights._place.folder / "000001").glob("*.safetensors")
+        times = path.stat()
+        with path.open("r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            last = file.read(1)[0]
+            file.seek(-1, os.SEEK_END)
+            file.write(bytes([last ^ 1]))
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+        return canary(policy)
+
+    with monkeypatch.context() as within:
+        within.setattr(servers.weights, "_canary", damaging)
+        with pytest.raises(EngineError, match="is damaged: its BLAKE3 digest"):
+            servers.publish(engine, 1)
     servers.weights.newest = None
     servers.publish(engine, 2)
     assert one(engine, requests()).keys() == before.keys()

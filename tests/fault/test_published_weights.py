@@ -2,11 +2,13 @@
 
 import json
 import os
+import threading
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 from trew_vllm import published
+from trew_vllm.ahead import Ahead
 from trew_vllm.published import Refused, Tensor
 
 VALUES = {"model.embed_tokens.weight": np.ones((4, 2), np.float32), "model.norm.weight": np.ones(2, np.float32)}
@@ -89,6 +91,117 @@ def test_a_damaged_manifest_is_refused(tmp_path, damage):
     damage(tmp_path / folder / published.MANIFEST)
     with pytest.raises(Refused, match=r"manifest\.json"):
         published.read(tmp_path, folder, digest)
+
+
+# ---- announced versions
+
+
+@pytest.fixture
+def readers(monkeypatch):
+    """The names of the threads that have verified a version."""
+    names, read = [], published.read
+
+    def reading(*given):
+        names.append(threading.current_thread().name)
+        return read(*given)
+
+    monkeypatch.setattr(published, "read", reading)
+    return names
+
+
+def announced(root, *version):
+    ahead = Ahead()
+    ahead.begin(root, *version)
+    ahead._found.exception()  # waits
+    return ahead
+
+
+def test_an_announced_version_is_verified_once_before_it_is_asked_for(tmp_path, readers):
+    version = publish(tmp_path)
+    ahead = announced(tmp_path, *version)
+    ahead.begin(tmp_path, *version)
+    found = ahead.take(tmp_path, *version)
+    assert readers == ["trew-verify"]
+    assert found == published.read(tmp_path, *version)
+
+
+def test_a_version_is_waited_for_while_it_is_verified(tmp_path, monkeypatch, readers):
+    version, may, digest = publish(tmp_path), threading.Event(), published._digest_of_file
+    monkeypatch.setattr(published, "_digest_of_file", lambda file: may.wait(30) and digest(file))
+    ahead = Ahead()
+    ahead.begin(tmp_path, *version)
+    threading.Timer(0.1, may.set).start()
+    assert ahead.take(tmp_path, *version).number == 3
+    assert readers == ["trew-verify"]
+
+
+def flip_and_set_the_time_back(path):
+    before = path.stat()
+    flip(path)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def replace(path):
+    """By another file of the same size and time."""
+    before, other = path.stat(), path.with_name("other")
+    other.write_bytes(path.read_bytes())
+    flip_and_set_the_time_back(other)
+    os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
+    other.rename(path)
+
+
+DAMAGES = [shorten, flip, flip_and_set_the_time_back, replace, link, pipe, os.unlink]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_file_that_is_damaged_after_it_was_verified_is_refused(tmp_path, damage):
+    version = publish(tmp_path)
+    ahead = announced(tmp_path, *version)
+    damage(tmp_path / version[0] / "part-0.safetensors")
+    with pytest.raises(Refused, match=r"part-0\.safetensors"):
+        ahead.take(tmp_path, *version)
+
+
+def test_a_file_that_is_damaged_while_it_is_verified_is_refused(tmp_path, monkeypatch):
+    version, digest = publish(tmp_path), published._digest_of_file
+
+    def damaging(file):
+        found = digest(file)
+        flip(tmp_path / version[0] / "part-0.safetensors")
+        return found
+
+    with monkeypatch.context() as within:
+        within.setattr(published, "_digest_of_file", damaging)
+        ahead = announced(tmp_path, *version)
+    with pytest.raises(Refused, match="is damaged"):
+        ahead.take(tmp_path, *version)
+
+
+def test_a_version_that_could_not_be_read_when_it_was_announced_is_read_when_it_is_asked_for(tmp_path):
+    """A file system may show a new folder late."""
+    folder, digest = publish(tmp_path)
+    (tmp_path / folder).rename(tmp_path / "hidden")
+    ahead = announced(tmp_path, folder, digest)
+    with pytest.raises(Refused, match="is not a folder below"):
+        ahead.take(tmp_path, folder, digest)
+    ahead.begin(tmp_path, folder, digest)
+    ahead._found.exception()
+    (tmp_path / "hidden").rename(tmp_path / folder)
+    assert ahead.take(tmp_path, folder, digest).number == 3
+
+
+def test_only_the_announced_version_is_taken_as_verified_and_only_once(tmp_path, readers):
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    here.mkdir(), elsewhere.mkdir()
+    version = publish(here)
+    assert publish(elsewhere) == version, "of another run"
+    ahead = announced(here, *version)
+    ahead.take(elsewhere, *version)
+    ahead = announced(here, *version)
+    ahead.take(here, *version)
+    ahead.take(here, *version)
+    mine = threading.current_thread().name
+    assert readers == ["trew-verify", mine, "trew-verify", mine]
 
 
 def test_another_manifest_than_the_one_asked_for_is_refused(tmp_path):

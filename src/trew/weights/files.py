@@ -1,9 +1,10 @@
 """Publishes weights as files: numbered versions that never change, for servers that load them.
 
     weights/000012/model-00001.safetensors ...     all tensors, tied ones under both names
-                   manifest.json                   BLAKE3 digest and size of each file, the tensors, and the canary
+                   manifest.json                   BLAKE3 digest and size of each file, and the tensors
 
-A version appears whole or not at all.
+A version appears whole or not at all. It is announced to the servers in use, which verify it while they still generate
+and the canary is computed here.
 """
 
 from __future__ import annotations
@@ -63,15 +64,14 @@ class PublishedFiles(FolderPublisher):
         with new_version(place, policy.version, self.size) as folder:
             with ThreadPoolExecutor(HASHERS, thread_name_prefix="trew-files") as threads:
                 files, known = _save(policy.weights(), folder, dtype, threads)
-            canary = self._canary(policy)
-            told = {"ids": canary.ids, "logprobs": canary.logprobs}
-            text = json.dumps(
-                {"format": FORMAT, "version": policy.version, "files": files, "tensors": known, "canary": told}
-            ).encode()
+            manifest = {"format": FORMAT, "version": policy.version, "files": files, "tensors": known}
+            text = json.dumps(manifest).encode()
             (folder / "manifest.json").write_bytes(text)
         # Servers get this digest with the update: it vouches for the manifest, and the manifest for every file.
-        digest = blake3(text).hexdigest()
-        return Files(place.folder, name_of(policy.version), digest), canary
+        route = Files(place.folder, name_of(policy.version), blake3(text).hexdigest())
+        # Not those that sleep or have failed: what they answer is the update's matter.
+        route.announce([s.endpoint for s in engine.servers if s.version is not None and not s.asleep])
+        return route, self._canary(policy)
 
 
 def _sees(endpoint: Endpoint, folder: Path) -> bool:

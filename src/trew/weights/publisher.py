@@ -38,7 +38,7 @@ class Publisher(ABC):
         return self.newest is None or self.newest.version != policy.version
 
     def write(self, policy: Policy, engine: VllmEngine) -> Published:
-        """Does the first half of :meth:`publish`: copies the policy's weights if they are new. Calls no server."""
+        """Does the first half of :meth:`publish`: copies the policy's weights if they are new. Pauses no server."""
         if self.newest is None or self.is_new(policy):
             route, canary = self._take(policy, engine)
             self.newest = Published(policy.version, f"{self._tag}.{policy.version}", route, canary)

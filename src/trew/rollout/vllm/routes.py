@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from ...errors import EngineError
 from .client import ServerRefused, call
 from .endpoint import Endpoint
 from .environment import FORMAT
 
 QUICK_S = 60.0
 """Limit of calls that move no weights."""
+ANNOUNCE_S = 5.0
+"""Limit of an announcement, which the next update does without."""
 
 
 class Route(Protocol):
@@ -34,11 +39,29 @@ class Files:
     folder: str
     manifest_digest: str
 
+    def announce(self, endpoints: Sequence[Endpoint]) -> None:
+        """Has servers verify these files while they generate; :meth:`load` then need not. Returns once they have begun.
+        A server that does not is not reported: it verifies them when it loads them."""
+        if endpoints:
+            with ThreadPoolExecutor(len(endpoints), thread_name_prefix="trew-announce") as threads:
+                list(threads.map(self._announce, endpoints))
+
+    def _announce(self, endpoint: Endpoint) -> None:
+        info = {"root": str(self.root), "format": FORMAT, **self._name}
+        with contextlib.suppress(EngineError):
+            prepare(endpoint, "announcing weights", info, timeout_s=ANNOUNCE_S)
+
+    @property
+    def _name(self) -> dict[str, str]:
+        return {"folder": self.folder, "manifest_digest": self.manifest_digest}
+
     def load(self, endpoint: Endpoint, what: str, *, timeout_s: float) -> None:
         prepare(endpoint, what, {"root": str(self.root), "format": FORMAT}, timeout_s=timeout_s)
         start(endpoint, what, timeout_s=timeout_s)
-        info = {"update_info": {"folder": self.folder, "manifest_digest": self.manifest_digest}}
-        call(endpoint, "POST", "/update_weights", what=f"{what}: updating", timeout_s=timeout_s, body=info)
+        call(
+            endpoint, "POST", "/update_weights", what=f"{what}: updating", timeout_s=timeout_s,
+            body={"update_info": self._name},
+        )  # fmt: skip
 
 
 def prepare(endpoint: Endpoint, what: str, info: Mapping[str, object], *, timeout_s: float) -> None:

@@ -2,6 +2,8 @@
 
     pause -> start -> update -> finish -> compare the version -> resume -> canary
 
+Files are announced before that, so that a server in use verifies them while it still generates (:mod:`.routes`).
+
 A sleeping server allocates memory for weights first, and for its cache once it has them.
 
 An update may be accepted by every call and still be wrong: a tied head that was not sent, a loader that caches. So the

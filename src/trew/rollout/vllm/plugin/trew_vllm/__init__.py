@@ -1,6 +1,6 @@
 """Registers trew's weight transfer engines in every process of vLLM."""
 
-__version__ = "1.5"
+__version__ = "1.6"
 
 ENGINES = {"trew_files": "FilesEngine", "trew_stream": "StreamEngine", "trew_memory": "MemoryEngine"}
 

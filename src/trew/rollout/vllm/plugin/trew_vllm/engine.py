@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,14 +26,18 @@ from vllm.model_executor.model_loader.reload.layerwise import (  # pyrefly: igno
 from vllm.platforms import current_platform  # pyrefly: ignore[missing-import]
 
 from . import memory, published, stream
+from .ahead import Ahead
 
 
 @dataclass
 class Init(WeightTransferInitInfo):
-    """``root`` holds the versions; ``format`` is that of the trainer's manifests."""
+    """``root`` holds the versions; ``format`` is that of the trainer's manifests. ``folder`` and ``manifest_digest``
+    announce a version, as :class:`Update` names it: it is verified while the server generates."""
 
     root: str
     format: int
+    folder: str = ""
+    manifest_digest: str = ""
 
 
 @dataclass
@@ -53,13 +58,21 @@ class FilesEngine(WeightTransferEngine[Init, Update]):
     root: Path | None = None
     loaded: published.Version | None = None  # since the last start
 
+    @functools.cached_property
+    def ahead(self) -> Ahead:
+        """The version that was announced last."""
+        return Ahead()
+
     def init_transfer_engine(self, init_info: Init) -> None:
-        """Sets the root folder. May be repeated: a trainer that was started again calls it anew."""
+        """Sets the root folder, and begins to verify a version that is announced. May be repeated: a trainer that was
+        started again calls it anew."""
         published.check_format(init_info.format)
         root = Path(init_info.root)
         if not root.is_absolute() or not root.is_dir():
             raise published.Refused(f"root: got {init_info.root!r}, accepts the absolute path of a folder on this host")
         self.root = root.resolve()
+        if init_info.folder:
+            self.ahead.begin(self.root, init_info.folder, init_info.manifest_digest)
 
     def start_weight_update(self) -> None:
         """Touches nothing: layers are given up only for a version that has been verified."""
@@ -77,7 +90,7 @@ class FilesEngine(WeightTransferEngine[Init, Update]):
         if self.root is None:
             raise published.Refused("init_weight_transfer_engine was not called")
         # Verified before the layers are given up.
-        version = published.read(self.root, update_info.folder, update_info.manifest_digest)
+        version = self.ahead.take(self.root, update_info.folder, update_info.manifest_digest)
         if version == self.loaded:
             return
         if self.loaded is not None:
@@ -124,12 +137,18 @@ class FilesEngine(WeightTransferEngine[Init, Update]):
 
 @dataclass
 class StreamInit(WeightTransferInitInfo):
-    """``torch`` and ``backend`` are the trainer's, of a stream; ``root`` is as in :class:`Init`, for files."""
+    """``torch`` and ``backend`` are the trainer's, of a stream; the others are as in :class:`Init`, for files."""
 
     format: int
     root: str = ""
     torch: str = ""
     backend: str = ""
+    folder: str = ""
+    manifest_digest: str = ""
+
+
+def _files(init: StreamInit | MemoryInit) -> Init:
+    return Init(init.root, init.format, init.folder, init.manifest_digest)
 
 
 @dataclass
@@ -153,7 +172,7 @@ class StreamEngine(FilesEngine):
             published.check_format(init_info.format)
             stream.check_sender(init_info.torch, init_info.backend, self.device)
         else:
-            super().init_transfer_engine(Init(init_info.root, init_info.format))
+            super().init_transfer_engine(_files(init_info))
 
     def receive_weights(self, update_info: StreamUpdate) -> None:
         """Joins the trainer's group and loads what comes."""
@@ -178,11 +197,14 @@ class StreamEngine(FilesEngine):
 
 @dataclass
 class MemoryInit(WeightTransferInitInfo):
-    """``root`` has the segments, and is as in :class:`Init`; ``gpu``: the UUID of the GPU that weights are on."""
+    """``root`` has the segments; ``gpu``: the UUID of the GPU that weights are on. The others, and ``root``, are as in
+    :class:`Init`, for files."""
 
     format: int
     root: str = ""
     gpu: str = ""
+    folder: str = ""
+    manifest_digest: str = ""
 
 
 @dataclass
@@ -206,7 +228,7 @@ class MemoryEngine(FilesEngine):
             published.check_format(init_info.format)
             memory.check_gpu(init_info.gpu, self.device)
         else:
-            super().init_transfer_engine(Init(init_info.root, init_info.format))
+            super().init_transfer_engine(_files(init_info))
 
     def receive_weights(self, update_info: MemoryUpdate) -> None:
         """Maps a version, verifies and loads it, and lets go of it."""

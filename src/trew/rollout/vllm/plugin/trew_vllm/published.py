@@ -19,7 +19,7 @@ import re
 import stat
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -56,13 +56,15 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Version:
-    """A published version whose files have been verified: their names, and all tensors in them."""
+    """A published version whose files have been verified: their names, and all tensors in them. ``stamps``: each file's
+    identity from before it was read, see :func:`unchanged`."""
 
     folder: Path
     manifest_digest: str
     number: int
     files: tuple[str, ...]
     tensors: Mapping[str, Tensor]
+    stamps: Mapping[str, tuple[int, ...]] = field(default_factory=dict, compare=False)
 
 
 def check_format(got: Any) -> None:
@@ -93,14 +95,35 @@ def read(root: Path, folder: str, manifest_digest: str) -> Version:
     with ThreadPoolExecutor(HASHERS) as threads:
         verified = dict(zip(files, threads.map(lambda name: _verified(place, name, files[name]), files), strict=True))
     found: dict[str, Tensor] = {}
-    for name, held in verified.items():
+    for name, (held, _) in verified.items():
         # Which of the two would be loaded last is not defined.
         if twice := sorted(found.keys() & held.keys()):
             raise Refused(f"{_label(place / name)}: {twice[0]} is also in another file")
         found |= held
     if difference := differences(found, told, "the files", "the manifest"):
         raise Refused(f"version {folder}: {difference}")
-    return Version(place, manifest_digest, int(folder), tuple(files), found)
+    stamps = {name: stamp for name, (_, stamp) in verified.items()}
+    return Version(place, manifest_digest, int(folder), tuple(files), found, stamps)
+
+
+def unchanged(version: Version) -> bool:
+    """Whether nobody has written to the files of a version, or put others in their place, since they were verified."""
+    try:
+        return all(_stamp_of(version.folder / name) == stamp for name, stamp in version.stamps.items())
+    except Refused:
+        return False
+
+
+def _stamp_of(path: Path) -> tuple[int, ...]:
+    # Opened: network file systems ask the server then, and not for every question about a path.
+    with open_file(path) as file:
+        return _stamp(file)
+
+
+def _stamp(file: BinaryIO) -> tuple[int, ...]:
+    """Which file it is, and when it was changed last; the last of these times cannot be set back."""
+    it = os.fstat(file.fileno())
+    return it.st_dev, it.st_ino, it.st_size, it.st_mtime_ns, it.st_ctime_ns
 
 
 def _label(path: Path) -> str:
@@ -141,19 +164,20 @@ def _tensors(table: Mapping[str, Mapping[str, Any]]) -> dict[str, Tensor]:
         raise Refused(f"{MANIFEST}: 'tensors' needs dtype and shape of each") from None
 
 
-def _verified(place: Path, name: str, expected: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors in a file whose size and digest are as expected."""
+def _verified(place: Path, name: str, expected: Mapping[str, Any]) -> tuple[dict[str, Tensor], tuple[int, ...]]:
+    """The tensors in a file whose size and digest are as expected, and its stamp."""
     if not _FILE.fullmatch(name):
         raise Refused(f"{MANIFEST}: {name!r} is not the name of a safetensors file")
     path = place / name
     with open_file(path) as file:
+        stamp = _stamp(file)  # before it is read: what is written meanwhile changes it
         size = os.fstat(file.fileno()).st_size
         if size != expected.get("size"):
             raise Refused(f"{_label(path)} is half written or damaged: {size} bytes, expected {expected.get('size')}")
         if (got := _digest_of_file(file)) != expected.get("blake3"):
             raise Refused(f"{_label(path)} is damaged: its BLAKE3 digest is {got}, expected {expected.get('blake3')}")
         file.seek(0)
-        return header(file, path)
+        return header(file, path), stamp
 
 
 def open_file(path: Path) -> BinaryIO:
