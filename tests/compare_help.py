@@ -31,6 +31,7 @@ def write(
     prompts: int = 20,
     shift: int = 0,
     unjudged: int = 0,
+    threads: int = 1,
     **sections: Any,
 ) -> Path:
     """A run of 10 steps, of whose ``prompts`` held-out prompts the first ``right`` are answered correctly at the end.
@@ -51,6 +52,7 @@ def write(
         run.log({"step": 10, "eval_accuracy": right / prompts, "eval_n": prompts})
         run.write_summary(
             {"seed": seed, "steps": 10, "versions": {"trew": version},
+             "arithmetic": {"device": "cpu", "threads": str(threads), "kernels": "trew's"},
              "after": {"prompt_accuracy": judged, "left_out": unjudged, "n": len(judged)}}
         )  # fmt: skip
     return folder

@@ -81,6 +81,16 @@ FAULTS = {
 }
 
 
+def asserting(row, seed):
+    """Judges replies by an assert."""
+    reply = yield "say right"
+    try:
+        assert reply.text == "right"
+    except AssertionError:
+        return 0.0
+    return 1.0
+
+
 def faulty(row, seed, *, when=1, kind="", share=1.0):
     """Does what the row's or the argument's ``kind`` names before it says something the ``when``-th time."""
     kind = row.get("kind", kind)

@@ -173,6 +173,21 @@ def test_other_versions_of_libraries_are_told(server, recipe, cut):
     assert f"After step 2 the run went on with changes: {told}." in (cut / "report.html").read_text()
 
 
+def test_other_kernels_and_threads_are_told(server, recipe, cut):
+    """As where the compiler is gone, or OMP_NUM_THREADS has changed: sums are rounded otherwise."""
+    checkpoint = cut / "checkpoints" / "000002"
+    state = json.loads((checkpoint / "state.json").read_text())
+    made = state["meta"]["made_with"]
+    assert made["kernels"] in ("trew's", "PyTorch's")
+    other = {"threads": str(1 + int(made["threads"])), "kernels": "nobody's"}
+    rewrite(checkpoint, "state.json", edited(state, ("meta", "made_with"), made | other))
+    output = server.run("train", recipe, "--out", cut, "--resume", cwd=recipe.parent)
+    for name, then in other.items():
+        assert f"note: {name} was {then}, is {made[name]}: steps from here on may round otherwise" in output
+    known = json.loads((cut / "summary.json").read_text())["arithmetic"]
+    assert known == {name: made[name] for name in ("device", "threads", "kernels")}
+
+
 # ---- rows and files before the checkpoint
 
 

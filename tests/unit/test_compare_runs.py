@@ -170,6 +170,15 @@ def test_prompts_without_a_verdict_are_no_other_prompts_but_are_told(tmp_path):
     assert any("2 held-out prompts without a verdict" in note for note in found["notes"])
 
 
+def test_runs_that_were_computed_by_other_threads_or_kernels_are_told(tmp_path):
+    alike = told(study(tmp_path / "alike", {"a": (LOW, SLOW), "b": (HIGH, FAST)}))
+    assert not any("computed alike" in note for note in alike["notes"])
+    found = told(study(tmp_path, {"a": (LOW, SLOW), "b": (HIGH, {**FAST, "threads": 2})}))
+    [note] = [note for note in found["notes"] if "were not computed alike" in note]
+    assert "cpu, 1 thread, trew's kernels: " in note
+    assert "cpu, 2 threads, trew's kernels: " in note
+
+
 def test_one_seed_says_what_can_be_said_and_what_cannot(tmp_path):
     folders = study(tmp_path, {"a": ([4], SLOW), "b": ([12], FAST)})
     refused(folders, "one seed", "on 20 held-out prompts", "+0.400 [", "6 or more", "--allow one-seed")

@@ -100,6 +100,14 @@ def test_settings_are_checked(task: str, args: dict[str, Any], says: str) -> Non
     assert says in str(caught.value)
 
 
+@needs_package
+def test_the_package_refuses_whatever_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does so by assert, which Python skips where it is told to optimize."""
+    monkeypatch.setenv("PYTHONOPTIMIZE", "1")
+    with pytest.raises(ConfigError, match="min_terms must be positive"):
+        made("chain_sum", config={"min_terms": -3, "max_terms": 2})
+
+
 def test_without_the_package_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     with pytest.raises(ConfigError, match=r"pip install 'reasoning-gym>="):

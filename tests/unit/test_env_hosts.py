@@ -48,6 +48,17 @@ def closing():
         each.close()
 
 
+def test_an_environment_may_judge_by_assert_whatever_the_environment_variables_say(closing, monkeypatch):
+    monkeypatch.setenv("PYTHONOPTIMIZE", "1")
+    played = closing("asserting")
+    key = played.begin({}, 5)
+    wait(played)
+    played.reply(key, Reply("wrong", turn=0))
+    [answer] = wait(played)
+    assert answer.say is not None
+    assert answer.say.reward == 0.0
+
+
 def test_a_generator_plays_an_episode(closing):
     played = closing("echo")
     key = played.begin({"word": "w"}, 5)

@@ -82,6 +82,24 @@ def test_a_function_that_hangs_costs_its_completions_alone(tmp_path: Path, hang:
     rewards.close()
 
 
+def test_functions_may_judge_by_assert_whatever_the_environment_says(tmp_path: Path, monkeypatch: Any) -> None:
+    """Where Python is told to optimize, it skips the line, and every completion is right."""
+    monkeypatch.setenv("PYTHONOPTIMIZE", "2")
+    source = """
+        def f(completions, **kwargs):
+            def right(text):
+                try:
+                    assert text == "right"
+                except AssertionError:
+                    return 0.0
+                return 1.0
+            return [right(text) for text in completions]
+    """
+    rewards = functions_of(tmp_path, source)
+    assert verdicts_of(rewards.score([group("right", "wrong")])) == [(1, "scored"), (0, "scored")]
+    rewards.close()
+
+
 def test_async_functions_have_limits_of_their_own(tmp_path: Path) -> None:
     source = """
         import asyncio

@@ -23,6 +23,7 @@ from ..rewards.isolation.frames import Closed, WorkerLost
 from ..rewards.isolation.pool import processors
 from ..rewards.isolation.worker import GUARDED_S, Worker
 from ..rewards.user.wire import decode, encode
+from ..utils import children
 from .load import Spec
 from .protocol import Reply, Say
 from .wire import from_reply, to_say
@@ -46,7 +47,7 @@ class _Host:
 
     def __init__(self, spec: Spec, *, timeout_s: float, answers: queue.SimpleQueue[tuple[_Host, Any]]) -> None:
         # The whole environment: unlike graders, users' code may need API keys and the like.
-        environment = {**os.environ, "PYTHONHASHSEED": "0"}
+        environment = children.environment(PYTHONHASHSEED="0")
         self.worker = Worker(
             "trew.env.serving", {}, path=sys.path, environment=environment, stderr=None, guarded=True
         )  # fmt: skip

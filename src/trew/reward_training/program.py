@@ -200,5 +200,5 @@ def build(ready: RewardPlan, folder: RunFolder, display: Display, interrupts: In
         optimizer=make_optimizer(parameters, s.learner.optimizer()), order=PromptStream(len(ready.train), seed=s.seed),
         timetable=Timetable(ready.steps, s.eval.every, s.checkpoint.every, s.checkpoint.keep),
         device=ready.device, fingerprint=ready.fingerprint, folder=folder, display=display, interrupts=interrupts,
-        writer=Writer(display.line),
+        writer=Writer(display.line), backend=backend,
     )  # fmt: skip

@@ -17,7 +17,7 @@ from ..models import loading
 from ..runs import RunFolder
 from ..runs.files import PRIVATE
 from ..training.changes import FREE_IN_A_RUN, check_changes, complete, unrecorded
-from ..training.versions import versions
+from ..training.versions import arithmetic, versions
 from ..utils.console import Display
 from ..utils.signals import Interrupts
 from .planning import plan
@@ -100,5 +100,5 @@ def _summary(program: RewardProgram) -> dict[str, Any]:
         "task": "reward model", "model": p.settings.model, "seed": p.settings.seed, "steps": state.step,
         "seconds": state.seconds, "pairs": len(p.train), "before": state.before, "after": state.last_eval,
         "notes": [*p.notes, *program.notes], "versions": versions(),
-        "device": p.device,
+        "device": p.device, "arithmetic": arithmetic(program.device, program.backend),
     }  # fmt: skip

@@ -16,7 +16,6 @@ from ..eval import EvalResult, evaluate
 from ..learner import Learner
 from ..learner.critic import Critic, without_critic
 from ..models import loading
-from ..models.backend import Backend
 from ..models.lora import Adapters
 from ..models.sharded import Rows
 from ..rollout import Engine, RolloutSource
@@ -56,7 +55,6 @@ class PolicyProgram(Program):
     adapters: Adapters | None = None
     critic: Critic | None = None
     weights: WeightSync = field(default_factory=InPlace)
-    backend: Backend | None = None
     state: PolicyState = field(default_factory=PolicyState)
     player: Engine | None = None  # what generates rollouts, where that is more than the engine
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from ..config import choices
 from ..errors import CheckpointError, ConfigError, ResumeError
+from ..models.backend import Backend
 from ..models.sharded import Rows
 from ..runs import RunFolder, checkpoint_files, redact
 from ..runs.changes import Accepted
@@ -26,7 +26,7 @@ from . import remembered
 from .changes import refuse_lost
 from .remembered import Progress, Remembered
 from .team import Team
-from .versions import versions
+from .versions import arithmetic, versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,7 @@ class Program(ABC):
     state: Progress = field(default_factory=Progress)
     writer: Writer = field(default_factory=Writer)
     team: Team = field(default_factory=Team)
+    backend: Backend | None = None  # whose kernels compute; None for PyTorch's alone
 
     @abstractmethod
     def evaluate(self) -> dict[str, Any]:
@@ -259,8 +260,8 @@ class Program(ABC):
 
     @property
     def made_with(self) -> dict[str, str]:
-        """What its numbers are rounded by: the versions of libraries, and the kind of device."""
-        return {**versions(), "device": torch.device(self.device).type}
+        """What its numbers are rounded by: the versions of libraries, device, threads and kernels."""
+        return {**versions(), **arithmetic(self.device, self.backend)}
 
     def _other_data(self, found: Remembered) -> list[str]:
         """A message for data other than the checkpoint's, with what to do; empty if they are the same."""

@@ -18,7 +18,7 @@ from ..runs.files import PRIVATE
 from .policy_program import PolicyProgram
 from .policy_state import PolicyState
 from .sft_program import SftState
-from .versions import versions
+from .versions import arithmetic, versions
 
 
 def export(program: PolicyProgram) -> None:
@@ -129,5 +129,5 @@ def summarize(program: PolicyProgram) -> dict[str, Any]:
         "before": s.before, "after": s.last_eval,
         "warnings": [asdict(finding) for finding in program.health.found],
         "notes": list(program.plan.notes), "versions": versions(),
-        "device": program.plan.device,
+        "device": program.plan.device, "arithmetic": arithmetic(program.device, program.backend),
     }  # fmt: skip

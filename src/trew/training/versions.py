@@ -1,4 +1,5 @@
-"""The versions that a training computes with: what it promises to the bit, it promises for the same ones."""
+"""What a training computes with: versions, device, threads, kernels. What it promises to the bit, it promises for the
+same ones."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import torch
 import transformers
 
 from .. import __version__
+from ..models.backend import Backend
 
 
 def versions() -> dict[str, str]:
@@ -15,4 +17,16 @@ def versions() -> dict[str, str]:
     return {
         "trew": __version__, "python": platform.python_version(), "torch": torch.__version__,
         "transformers": transformers.__version__,
+    }  # fmt: skip
+
+
+def arithmetic(device: str, backend: Backend | None) -> dict[str, str]:
+    """What else decides how numbers are rounded, by name: the kind of device, and on a CPU the number of threads, which
+    divide sums, and whose kernels compute. A run without a compiler takes PyTorch's."""
+    kind = torch.device(device).type
+    if kind != "cpu":
+        return {"device": kind}
+    compiled = backend is not None and not backend.missing()
+    return {
+        "device": kind, "threads": str(torch.get_num_threads()), "kernels": "trew's" if compiled else "PyTorch's"
     }  # fmt: skip

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from typing import Any
 from ...config import RewardConfig
 from ...errors import ConfigError, DataError, nearest
 from ...types import Prompt
+from ...utils import children
 from ...utils.installing import install_extra
 from ..draws import key_of
 from ..messages import user_turn
@@ -136,7 +136,7 @@ class Puzzles(Task):
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            env=children.environment(PYTHONHASHSEED="0", OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1"),
             text=True,
             encoding="utf-8",
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import os
 import sys
 import threading
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import RewardError
+from ...utils import children
 from ..isolation.frames import Closed, Late, WorkerLost
 from ..isolation.pool import Pool
 from ..isolation.worker import Worker
@@ -46,7 +46,7 @@ class _FunctionPool(Pool[tuple[bytes, float | None], Any]):
                     "back as it was, or start a new run"
                 )
         # The whole environment: unlike graders, users' functions may need API keys and the like.
-        environment = {**os.environ, "PYTHONHASHSEED": str(self.hash_seed)}
+        environment = children.environment(PYTHONHASHSEED=str(self.hash_seed))
         serving = "trew.rewards.user.serving"
         return Worker(serving, {}, path=sys.path, environment=environment, stderr=None, guarded=True)
 

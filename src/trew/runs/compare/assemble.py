@@ -164,7 +164,19 @@ def _condition(members: Sequence[Member]) -> list[str]:
     if uncertain := [m.version for m in members if m.version]:
         versions = sorted(set(uncertain))
         found += [f"runs of several versions of trew: {', '.join(versions)}"] if len(versions) > 1 else []
-    return found
+    return [*found, *_arithmetic(members)]
+
+
+def _arithmetic(members: Sequence[Member]) -> list[str]:
+    """Runs whose numbers were rounded differently, so that equal settings and seeds need not give equal runs."""
+    names: dict[str, list[str]] = {}
+    for member in members:
+        if member.arithmetic:
+            names.setdefault(member.arithmetic, []).append(member.name)
+    if len(names) < 2:
+        return []
+    told = "; ".join(f"{how}: {some(those)}" for how, those in names.items())
+    return [f"runs were not computed alike, so that equal settings and seeds need not give equal numbers: {told}"]
 
 
 def _unpaired(comparison: Comparison, groups: Sequence[RunGroup]) -> list[str]:

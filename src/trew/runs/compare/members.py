@@ -41,6 +41,15 @@ class Member:
         return str(_table(self.data.summary, "versions").get("trew", ""))
 
     @property
+    def arithmetic(self) -> str:
+        """How its numbers were rounded, besides by versions: "cpu, 2 threads, trew's kernels". Empty if not known."""
+        known = _table(self.data.summary, "arithmetic")
+        count = str(known.get("threads", ""))
+        threads = f"{count} thread{'s' * (count != '1')}" if count else ""
+        kernels = f"{known['kernels']} kernels" if "kernels" in known else ""
+        return ", ".join(filter(None, (str(known.get("device", "")), threads, kernels)))
+
+    @property
     def prompts(self) -> frozenset[str]:
         """The uids of the held-out prompts that its last evaluation judged."""
         if known := _table(self.data.summary, "after", "prompt_accuracy"):
