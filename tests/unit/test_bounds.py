@@ -86,6 +86,30 @@ def test_outside_the_main_thread_it_runs_all_the_same():
     assert done == [1]
 
 
+def test_threads_take_turns_and_leave_the_process_without_a_limit():
+    """Otherwise the second takes the first one's limit for the process's, and restores it for good."""
+    before, inside, may = resource.getrlimit(resource.RLIMIT_AS), threading.Event(), threading.Event()
+
+    def first() -> None:
+        with bounded():
+            inside.set()
+            may.wait(30)
+
+    def second() -> None:
+        with bounded():
+            pass
+
+    threads = [threading.Thread(target=first), threading.Thread(target=second)]
+    threads[0].start()
+    inside.wait(30)
+    threads[1].start()
+    threads[1].join(0.2)
+    may.set()
+    for thread in threads:
+        thread.join()
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
+
+
 # ---- chat templates
 
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}" + "{% endfor %}" * 3

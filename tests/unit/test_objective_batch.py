@@ -370,6 +370,35 @@ def test_negative_log_likelihoods_are_refused(name, dtype):
     make(**{name: outside})
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, F64])
+def test_negative_log_likelihoods_of_a_part_of_a_prepared_step_are_refused(dtype):
+    """They come by ``replace``, which checks nothing."""
+    objective = trew.preset("grpo", beta=0.0)
+    step = objective.prepare(make())
+    wanted = r"^logprobs: got a mean of 4\.2, accepts log-probabilities, 0 at most; these look like negative"
+    with pytest.raises(DataError, match=wanted):
+        objective.loss(step.replace(logprobs=-step.logprobs.to(dtype)))
+    # What rounding raises above 0, and what counters of bad steps are for.
+    objective.loss(step.replace(logprobs=torch.full_like(step.logprobs, 9e-4)))
+    assert objective.loss(step.replace(logprobs=step.logprobs * math.nan)).loss.isnan()
+
+
+def test_tensors_of_inference_mode_take_part_in_a_loss():
+    """A sampler may have made all of them but the policy's log-probs there."""
+    names = ("mask", "group_ids", "rewards", "old_logprobs", "correct", "truncated", "baselines", "entropies")
+    with torch.inference_mode():
+        made = {name: getattr(make(), name).clone() for name in ("rewards", "correct", "truncated", "baselines")}
+        made |= {"mask": MASK.clone(), "group_ids": torch.tensor([5, 5, 2, 9]), "old_logprobs": L - 0.5}
+        made |= {"entropies": -L}
+    assert made.keys() == set(names)
+    policy = L.clone().requires_grad_()
+    out = trew.preset("grpo", beta=0.0).loss(make(logprobs=policy, **made))
+    out.loss.backward()
+    expected = L.clone().requires_grad_()
+    trew.preset("grpo", beta=0.0).loss(make(logprobs=expected)).loss.backward()
+    assert torch.equal(policy.grad, expected.grad)
+
+
 @pytest.mark.parametrize("name", LOG_PROBS)
 def test_single_log_probs_above_zero_are_refused_but_for_rounding(name):
     above = L.clone()

@@ -82,6 +82,14 @@ def test_a_function_that_hangs_costs_its_completions_alone(tmp_path: Path, hang:
     rewards.close()
 
 
+def test_entries_of_the_search_path_that_are_no_text_are_ignored(tmp_path: Path, monkeypatch: Any) -> None:
+    """As Python does it: notebooks append paths."""
+    monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])
+    rewards = functions_of(tmp_path, "def f(completions, **kwargs):\n    return [1.0 for _ in completions]\n")
+    assert verdicts_of(rewards.score([group("a")])) == [(1, "scored")]
+    rewards.close()
+
+
 def test_functions_may_judge_by_assert_whatever_the_environment_says(tmp_path: Path, monkeypatch: Any) -> None:
     """Where Python is told to optimize, it skips the line, and every completion is right."""
     monkeypatch.setenv("PYTHONOPTIMIZE", "2")

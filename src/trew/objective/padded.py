@@ -33,7 +33,8 @@ def expect(name: str, value: Any, *shapes: Sizes, like: Tensor) -> Tensor:
         raise DataError(f"{name}: got shape {tuple(value.shape)}, accepts {accepts}")
     if value.device != like.device:
         raise DataError(f"{name}: got a tensor on {value.device}, accepts {like.device}, where logprobs are")
-    return value
+    # One made in inference mode cannot take part in a loss with a gradient.
+    return value.clone() if value.is_inference() else value
 
 
 def _fits(got: Sequence[int], shape: Sizes) -> bool:
@@ -61,15 +62,27 @@ def wide(value: Tensor) -> Tensor:
 
 
 def of_stream(name: str, value: Tensor, *, like: Tensor) -> Tensor:
-    """``value`` (N,) in float32 at least, with its gradient. ``TokenBatch.replace``, by which a part of a prepared step
-    gets the policy's log-probs, checks and widens nothing."""
+    """Log-probs (N,) in float32 at least, with their gradient. ``TokenBatch.replace``, by which a part of a prepared
+    step gets the policy's, checks and widens nothing."""
     if value.shape != like.shape:
         # (N, 1), as gather() leaves them, would be broadcast against the others to (N, N).
         raise DataError(
             f"{name}: got shape {tuple(value.shape)}, accepts {tuple(like.shape)}: one for each token of the batch, "
             "without those outside the mask that it was made with; of a tensor (B, T) these are its entries [mask]"
         )
-    return wide(value)
+    # A mean that is NaN is left to what counts bad steps.
+    made = wide(value)
+    if made.numel() and (mean := float(made.detach().mean())) > _rounding(value):
+        raise DataError(
+            f"{name}: got a mean of {mean:g}, accepts log-probabilities, 0 at most; these look like negative "
+            f"log-likelihoods: pass -{name}"
+        )
+    return made
+
+
+def _rounding(value: Tensor) -> float:
+    """The most by which rounding raises a log-probability of this type above 0."""
+    return ABOVE_ZERO_HALF if value.dtype in HALF else ABOVE_ZERO
 
 
 def flags(name: str, value: Any, shape: Sizes, *, like: Tensor) -> Bool[Tensor, "..."]:
@@ -112,8 +125,7 @@ def log_probabilities(name: str, value: Any, mask: Bool[Tensor, "B T"], *, keep_
     Negative log-likelihoods would turn every push around, and the policy would unlearn what was right.
     """
     packed = stream(name, value, mask, keep_gradient=keep_gradient)
-    limit = ABOVE_ZERO_HALF if value.dtype in HALF else ABOVE_ZERO
-    above = packed.detach() > limit
+    above = packed.detach() > _rounding(value)
     if not above.any():
         return packed
     got = f"{packed.detach().max().item():g} and {int(above.sum())} of {packed.numel()} above 0 inside the mask"

@@ -16,6 +16,7 @@ from .. import runs
 from ..models import loading
 from ..runs import RunFolder
 from ..runs.files import PRIVATE
+from ..training.alone import alone
 from ..training.changes import FREE_IN_A_RUN, check_changes, complete, unrecorded
 from ..training.versions import arithmetic, versions
 from ..utils.console import Display
@@ -25,6 +26,7 @@ from .program import RewardProgram, build, figures
 from .settings import RewardTraining, dumps
 
 
+@alone()
 def train_reward(
     settings: RewardTraining,
     *,

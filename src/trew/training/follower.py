@@ -25,6 +25,7 @@ from ..utils.signals import ALWAYS
 from ..weights import InPlace, WeightSync
 from ..weights.canary import canary_samples
 from . import loop, planning
+from .alone import alone
 from .attempt import Attempt
 from .batch import keep_schedule
 from .build import parts
@@ -40,6 +41,7 @@ class Over(Exception):
     """Rank 0 has ended the run."""
 
 
+@alone()
 def follow(place: Place) -> None:
     """Joins the ranks and follows rank 0 to the end of the run."""
     # Rank 0 gets the same signals, and decides for all.

@@ -23,6 +23,7 @@ from ..runs import RunFolder, Trackers, notebook, trackers
 from ..utils.console import Display
 from ..utils.signals import Interrupts
 from . import loop, planning, watch
+from .alone import alone
 from .build import build
 from .changes import FREE_IN_A_RUN, check_changes, complete, unrecorded
 from .follower import follow
@@ -106,6 +107,7 @@ def _config(recipe: Config | Mapping[str, Any] | str | Path, overrides: Iterable
     return planning.checked(lambda: parse(table, base=Path.cwd()))
 
 
+@alone()
 def lead(
     config: Config,
     orders: Orders | None,

@@ -15,6 +15,8 @@ SECONDS = 5.0
 """The processor time that one call may take."""
 MEMORY = 1 << 30
 """The bytes that it may add to those of the process."""
+_turn = threading.RLock()
+"""One block at a time: the limit that another has set must not pass for the process's own."""
 
 
 class Overrun(Exception):
@@ -25,11 +27,11 @@ class Overrun(Exception):
 def bounded(*, seconds: float = 0.0, memory: int = 0) -> Iterator[None]:
     """Raises Overrun if the block takes more processor time or memory than allowed: by default SECONDS and MEMORY.
 
-    For a moment in which no other thread allocates much: the limit of memory is the process's. Outside the main thread,
-    where Python allows no handlers, time has no limit.
+    For a moment in which no other thread allocates much: the limit of memory is the process's. Threads take turns.
+    Outside the main thread, where Python allows no handlers, time has no limit.
     """
     memory = memory or MEMORY
-    with _memory(memory), _time(seconds or SECONDS):
+    with _turn, _memory(memory), _time(seconds or SECONDS):
         try:
             yield
         except MemoryError:

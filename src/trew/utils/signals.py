@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import socket
@@ -56,6 +57,7 @@ class Interrupts:
         self._message = ""
         self._is_kept_out = False
         self._before: dict[int, Any] = {}
+        self._actions: dict[int, ctypes.Array[ctypes.c_char]] = {}
         self._wakeup = -1
         self._ends: tuple[socket.socket, socket.socket] | None = None
 
@@ -66,6 +68,7 @@ class Interrupts:
             self._ends[1].setblocking(False)
             self._wakeup = signal.set_wakeup_fd(self._ends[1].fileno(), warn_on_full_buffer=False)
             ignored = {s for s in self.signals if s == signal.SIGHUP and signal.getsignal(s) == signal.SIG_IGN}
+            self._actions = {s: _action(s) for s in self.signals}
             self._before = {s: signal.signal(s, self._handle) for s in self.signals if s not in ignored}
             threading.Thread(target=self._watch, args=(self._ends[0],), daemon=True, name="trew-signals").start()
         return self
@@ -75,7 +78,7 @@ class Interrupts:
         if signal.SIGALRM in self._before:
             signal.setitimer(signal.ITIMER_REAL, 0)
         for signum, handler in self._before.items():
-            signal.signal(signum, handler)
+            _restore(signum, handler, self._actions.get(signum))
         # The wake-up descriptor first: a signal in between would write to a closed socket.
         if self._ends is not None:
             signal.set_wakeup_fd(self._wakeup)
@@ -187,6 +190,23 @@ class Interrupts:
         after = "after this step" if self.grace_s <= 0 else f"after this step, or in {self.grace_s:g} s without it"
         with contextlib.suppress(OSError, ValueError):  # a terminal that is gone
             print(f"\ntrew: stopping {after}; once more stops now", file=sys.stderr, flush=True)
+
+
+def _action(signum: int) -> ctypes.Array[ctypes.c_char]:
+    """What the system does at a signal: its own record (struct sigaction), which is not looked into. 256 bytes are more
+    than it has anywhere."""
+    record = ctypes.create_string_buffer(256)
+    ctypes.CDLL(None).sigaction(signum, None, record)
+    return record
+
+
+def _restore(signum: int, handler: Any, action: ctypes.Array[ctypes.c_char] | None) -> None:
+    """Restores a handler. Of one that was not set by Python, such as faulthandler's, Python only knows that it is none
+    of its own (SIG_DFL or None)."""
+    if handler is not None:
+        signal.signal(signum, handler)
+    if action is not None and handler in (None, signal.SIG_DFL):
+        ctypes.CDLL(None).sigaction(signum, action, None)
 
 
 class Stoppable:

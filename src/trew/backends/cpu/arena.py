@@ -56,7 +56,7 @@ def zeros(shapes: Sequence[Sequence[int]]) -> list[Tensor]:
     """Returns float32 zeros on the CPU that do not overlap. On Linux all lie in one separate mapping, whose pages take
     memory only once they are written."""
     if not sys.platform.startswith("linux"):
-        return [torch.zeros(*shape) for shape in shapes]
+        return [torch.zeros(*shape, dtype=torch.float32) for shape in shapes]
     starts, end = [], 0
     for shape in shapes:
         starts.append(end)
@@ -64,7 +64,7 @@ def zeros(shapes: Sequence[Sequence[int]]) -> list[Tensor]:
     # At least one byte: mmap refuses a size of 0.
     memory = _mapping(max(end, 1))
     if memory is None:  # torch's own error says best how much memory is lacking
-        return [torch.zeros(*shape) for shape in shapes]
+        return [torch.zeros(*shape, dtype=torch.float32) for shape in shapes]
     # Views into the mapping, each of which keeps it alive.
     return [
         torch.frombuffer(memory, dtype=torch.float32, count=math.prod(shape), offset=start).view(tuple(shape))

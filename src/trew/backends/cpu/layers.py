@@ -130,9 +130,10 @@ class Layers:
         scratch = kernel("layers_scratch", self.dtype, "pi")(ctypes.addressof(self._struct), n)
         # In the order of _Room. torch allocates them, so that lacking memory raises an error here and not in C.
         room = (
-            torch.empty(x.shape, dtype=self.dtype), torch.empty(n, w.qkv.n), torch.empty(n, queries),
+            torch.empty(x.shape, dtype=self.dtype), torch.empty(n, w.qkv.n, dtype=torch.float32),
+            torch.empty(n, queries, dtype=torch.float32),
             torch.empty(n, queries, dtype=self.dtype), torch.empty(n, w.up.n, dtype=self.dtype),
-            torch.empty(x.shape if self._after else 0), torch.empty(scratch),
+            torch.empty(x.shape if self._after else 0, dtype=torch.float32), torch.empty(scratch, dtype=torch.float32),
         )  # fmt: skip
         # Bound to a name until the kernel returns: addressof keeps nothing alive.
         given = cache.struct(), rows.struct(), _Room(*(t.data_ptr() for t in room))
@@ -149,7 +150,12 @@ def packed(*modules: nn.Linear, dtype: torch.dtype, arena: Arena | None = None) 
     out = None if arena is None else arena.alloc(packed_size(rows, depth), dtype=dtype)
     bias = None
     if any(m.bias is not None for m in modules):
-        bias = torch.cat([torch.zeros(m.out_features) if m.bias is None else m.bias.detach().float() for m in modules])
+        bias = torch.cat(
+            [
+                torch.zeros(m.out_features, dtype=torch.float32) if m.bias is None else m.bias.detach().float()
+                for m in modules
+            ]
+        )
     # Temporaries go to the arena, which takes them back whole. In the heap, small objects that stay keep the matrices
     # that are freed apart, in some runs for half as much as all the weights.
     with nullcontext() if arena is None else arena.again():

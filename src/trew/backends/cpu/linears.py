@@ -131,7 +131,7 @@ def _outer(dy: Tensor, x: Tensor) -> Tensor:
     # The kernel goes over whole vectors of x's width, without a tail.
     if x.shape[1] % WIDTH:
         return dy.t() @ x
-    into = torch.empty(dy.shape[1], x.shape[1])
+    into = torch.empty(dy.shape[1], x.shape[1], dtype=torch.float32)
     kernels.add_outer(dy, x.contiguous(), into, add=False)
     return into
 

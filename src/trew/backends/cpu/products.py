@@ -116,7 +116,7 @@ def _product(x: Tensor, w: WeightMatrix, out: Tensor, mode: int) -> None:
     _check(x, w, out)
     scratch = None
     if not w.alone:  # allocated by torch: if memory runs out, that raises an error, where malloc in C would crash
-        scratch = torch.empty(kernel("product_scratch", x.dtype, "pi")(w.pointer, len(x)))
+        scratch = torch.empty(kernel("product_scratch", x.dtype, "pi")(w.pointer, len(x)), dtype=torch.float32)
     # Numbers from one row of x to the next.
     apart = w.depth if x.is_contiguous() else x.stride(0)
     kernel("product_of", x.dtype, "pippiip")(

@@ -61,7 +61,7 @@ def draw(logits: Tensor, *, uniform: Tensor, temperature: float) -> tuple[Tensor
     rows, vocabulary = logits.shape
     uniform = uniform.double().contiguous()
     tokens = torch.empty(rows, dtype=torch.int64)
-    floats = torch.empty(3, rows)
+    floats = torch.empty(3, rows, dtype=torch.float32)
     finite = torch.empty(rows, dtype=torch.bool)
     # Block sums in float64, as in the torch version: both must find the same block for the same uniform.
     room = torch.empty(rows, -(-vocabulary // BLOCK), dtype=torch.float64)

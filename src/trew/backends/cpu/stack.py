@@ -190,7 +190,7 @@ class Stack:
         # Bound to a name until the kernel returns: C calls it after each layer.
         called = None if passed is None else _PASSED(passed)
         memory = arena.alloc(self.bytes(row, keep=keep), dtype=torch.uint8)
-        last, hidden = torch.empty(2, row.read, self._struct.hidden).unbind(0)
+        last, hidden = torch.empty(2, row.read, self._struct.hidden, dtype=torch.float32).unbind(0)
         kernel("stack_forward", self.dtype, "ppipppp")(
             ctypes.addressof(self._struct), ctypes.addressof(row.struct), keep, memory.data_ptr(), last.data_ptr(),
             hidden.data_ptr(), called and ctypes.cast(called, ctypes.c_void_p),

@@ -15,8 +15,8 @@ SHARED, OWN = 1 << 20, 1 << 17
 def head_normalise(z: Tensor, *, cap: float, temperature: float, entropies: bool) -> tuple[Tensor, Tensor | None]:
     """Turns products z (n, V) into logits in place: capped, and divided by the temperature. Returns their log-sum-exp
     and entropies."""
-    normaliser = torch.empty(len(z))
-    entropy = torch.empty(len(z)) if entropies else None
+    normaliser = torch.empty(len(z), dtype=torch.float32)
+    entropy = torch.empty(len(z), dtype=torch.float32) if entropies else None
     assert z.is_contiguous()
     kernel("head_normalise", None, "pppiiff")(*_at(z, normaliser, entropy), *z.shape, cap, temperature)
     return normaliser, entropy
@@ -46,7 +46,7 @@ def add_outer(a: Tensor, b: Tensor, into: Tensor, *, add: bool = True) -> None:
     wider matrices; K is a multiple of 16."""
     assert a.stride(1) == b.stride(1) == 1
     # From torch, so that lacking memory raises an error here and not in C.
-    scratch = torch.empty(SHARED + OWN * torch.get_num_threads())
+    scratch = torch.empty(SHARED + OWN * torch.get_num_threads(), dtype=torch.float32)
     kernel("outer", a.dtype, "pipipiiiip")(
         a.data_ptr(), a.stride(0), b.data_ptr(), b.stride(0), into.data_ptr(), len(a), a.shape[1], b.shape[1], add,
         scratch.data_ptr(),

@@ -49,7 +49,8 @@ class Worker:
             "arguments": dict(arguments),
             "parent": os.getpid(),
             "life": theirs,
-            "path": None if path is None else list(path),
+            # Python itself ignores entries that are not text.
+            "path": None if path is None else [entry for entry in path if isinstance(entry, str)],
         }
         self.process = subprocess.Popen(
             [sys.executable, *flags, str(BOOT), json.dumps(start)],
