@@ -164,7 +164,9 @@ def _of_run(run: Path, *, step: int | None, base: str, chat_template: str, final
 
 def _of_adapters(folder: Path, *, base: str, chat_template: str) -> Chosen:
     try:
-        base = base or str(json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"] or "")
+        base = base or str(
+            json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"] or ""
+        )
     except (OSError, ValueError, KeyError, TypeError):
         base = ""
     if not base:

@@ -67,6 +67,9 @@ def train(
         position: The number of prompts of the shuffled stream that a new run skips; 0 with a curriculum, which draws by
             pass rates too, and in a replay.
 
+    One at a time in a process, and not inside ``torch.autocast``. The caller's default dtype and device, ``no_grad``
+    and ``inference_mode`` are set aside meanwhile.
+
     Where a launcher started several ranks (``cluster.learner``), all of them call this. Rank 0 drives the run; on the
     others this returns an empty dictionary once it has ended, and raises LostRankError if another rank died.
     """

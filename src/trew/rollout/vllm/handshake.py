@@ -165,7 +165,7 @@ def _room(expected: Expected, length: int) -> str:
 def _vocabulary(folder: object) -> int | None:
     """Returns the vocabulary size of a model in a folder on this machine; None if it cannot be read."""
     try:
-        table = json.loads((Path(str(folder)) / "config.json").read_text())
+        table = json.loads((Path(str(folder)) / "config.json").read_text(encoding="utf-8"))
         return int((table.get("text_config") or table)["vocab_size"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -66,7 +66,7 @@ def backend(config: Config, *, gpus: int, device: str, shared: bool = False) -> 
 
 def options(config: Config, *, python: Path, model: Path, gpus: int) -> ServerOptions:
     """What all servers are started with. ``gpus`` are those of each, 0 on CPUs."""
-    files = json.loads((model / "config.json").read_text())
+    files = json.loads((model / "config.json").read_text(encoding="utf-8"))
     table: dict[str, Any] = files.get("text_config") or files
     length, count = length_of(config, table), config.cluster.servers
     return ServerOptions(
