@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trew_vllm import published
 
 import tiers
 import trew.weights.places as places
@@ -405,56 +404,6 @@ def test_two_versions_stay_and_the_rest_is_removed(two):
     assert (root.parent.stat().st_mode & 0o777) == 0o700
     manifest = json.loads((root / "000004" / "manifest.json").read_text())
     assert manifest["tensors"]["lm_head.weight"] == manifest["tensors"]["model.embed_tokens.weight"]
-
-
-def before_the_pause(fake: FakeVllm) -> list[tuple[str, Any]]:
-    """The calls that a server got before it was paused for the newest version."""
-    paused = max(i for i, (path, _) in enumerate(fake.calls) if path == "POST /pause")
-    return [(path, body) for path, body in fake.calls[:paused] if path != "GET /metrics"]
-
-
-def test_servers_verify_a_version_before_they_are_paused(two, monkeypatch):
-    readers, read = [], published.read
-
-    def reading(*given: Any) -> Any:
-        readers.append(threading.current_thread().name)
-        return read(*given)
-
-    monkeypatch.setattr(published, "read", reading)
-    engine = two.engine()
-    readers.clear()
-    for fake in two.fakes:
-        fake.calls.clear()
-    two.change()
-    two.publish(engine, 1)
-    for fake in two.fakes:
-        ((path, body),) = before_the_pause(fake)
-        assert path == "POST /init_weight_transfer_engine"
-        assert body["init_info"]["folder"] == "000001"
-    assert readers == ["trew-verify"] * 2
-    assert [server.version for server in engine.servers] == [1, 1]
-
-
-def test_a_server_that_takes_no_announcement_verifies_during_its_update(two):
-    engine = two.engine()
-    two.change()
-    two.fakes[0].faults.failing = {"/init_weight_transfer_engine": 1}
-    two.publish(engine, 1)
-    assert [server.version for server in engine.servers] == [1, 1]
-
-
-def test_nothing_is_announced_to_a_server_that_is_not_used(two):
-    engine = two.engine()
-    two.change()
-    two.fakes[0].faults.failing = {"/update_weights": 2}
-    two.publish(engine, 1)
-    assert [server.version for server in engine.servers] == [None, 1]
-    for fake in two.fakes:
-        fake.calls.clear()
-    two.change()
-    two.publish(engine, 2)
-    assert [len(before_the_pause(fake)) for fake in two.fakes] == [0, 1]
-    assert [server.version for server in engine.servers] == [2, 2]
 
 
 def test_what_a_killed_process_left_in_memory_is_removed(tmp_path, monkeypatch):
