@@ -240,7 +240,7 @@ def test_a_publication_is_timed(module, monkeypatch, tmp_path):
     whole, paused = own.publish(own.arguments(), tmp_path)
     seconds = whole["runs"][0]
     assert min(seconds.values()) > 0
-    moved = seconds["written"] + seconds["paused"]
+    moved = seconds["written"] + seconds["verified"] + seconds["paused"]
     assert whole["value"] == pytest.approx(moved / seconds["plain"])
     assert paused["value"] == pytest.approx(seconds["paused"] / moved)
 
