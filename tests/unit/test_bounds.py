@@ -88,24 +88,21 @@ def test_outside_the_main_thread_it_runs_all_the_same():
 
 def test_threads_take_turns_and_leave_the_process_without_a_limit():
     """Otherwise the second takes the first one's limit for the process's, and restores it for good."""
-    before, inside, may = resource.getrlimit(resource.RLIMIT_AS), threading.Event(), threading.Event()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    inside, leave = [threading.Event(), threading.Event()], [threading.Event(), threading.Event()]
 
-    def first() -> None:
+    def work(number: int) -> None:
         with bounded():
-            inside.set()
-            may.wait(30)
+            inside[number].set()
+            leave[number].wait(30)
 
-    def second() -> None:
-        with bounded():
-            pass
-
-    threads = [threading.Thread(target=first), threading.Thread(target=second)]
+    threads = [threading.Thread(target=work, args=(number,)) for number in (0, 1)]
     threads[0].start()
-    inside.wait(30)
+    inside[0].wait(30)
     threads[1].start()
-    threads[1].join(0.2)
-    may.set()
-    for thread in threads:
+    assert not inside[1].wait(0.2)
+    for thread, event in zip(threads, leave, strict=True):
+        event.set()
         thread.join()
     assert resource.getrlimit(resource.RLIMIT_AS) == before
 
