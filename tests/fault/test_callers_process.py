@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -111,7 +110,6 @@ def test_an_error_leaves_room_for_the_next():
         pass
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="needs SIGUSR1")
 def test_a_handler_that_python_did_not_set_is_there_again(tmp_path):
     """faulthandler's dumps stacks; without it the signal ends the process."""
     dump = tmp_path / "dump"
