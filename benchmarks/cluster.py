@@ -3,7 +3,8 @@
     python benchmarks/cluster.py [--parts one,ranks,publish,faults,async,ledger] [--servers stand-in,vllm] [--json FILE]
 
     one      `[cluster] learner = 1` next to a recipe without that table: seconds of a step, and bits of weights
-    ranks    two gloo ranks of one thread next to one process of two, plain kernels: seconds of a step, peak memory
+    ranks    two gloo ranks of one thread next to one process of two, plain kernels: seconds of a step, peak memory;
+             and two processes that know nothing of each other, each with half of the work: what no sharding beats
     memory   the same peak memory with a model of 0.5 billion parameters and few tokens, and what a rank takes before
              it has a model
     publish  weights published as files and loaded by a server, next to save_file and load_file of the same bytes, and
@@ -35,6 +36,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -152,7 +154,7 @@ def one(args: argparse.Namespace, scratch: Path) -> list[dict[str, Any]]:
     """The table that changes nothing."""
     recipe = recipe_of(args, scratch / "one", kernels="auto", threads=0)
     table = recipe_of(args, scratch / "one", kernels="auto", threads=0, learner=1)
-    none, one = in_turn({"no table": recipe, "learner = 1": table}, args)
+    none, one = in_turn({"no table": [recipe], "learner = 1": [table]}, args)
     bits = max(different_bits(a.weights, b.weights) for a, b in itertools.product(none[:1], [*none, *one]))
     return [
         ratio("learner = 1, step time over that without [cluster]", 1.03, none, one),
@@ -165,8 +167,12 @@ def ranks(args: argparse.Namespace, scratch: Path) -> list[dict[str, Any]]:
     """Two ranks of a thread, one process of two."""
     alone = recipe_of(args, scratch / "ranks", kernels="plain", threads=2)
     both = recipe_of(args, scratch / "ranks", kernels="plain", threads=1, learner=2)
-    single, pair = in_turn({"1 process, 2 threads": alone, "2 ranks, 1 thread": both}, args)
+    halves = [recipe_of(args, scratch / "ranks", kernels="plain", threads=1, half=half) for half in "ab"]
+    sides = {"1 process, 2 threads": [alone], "2 ranks, 1 thread": [both], "2 processes apart": halves}
+    single, pair, apart = in_turn(sides, args)
     time_row = ratio("2 ranks x 1 thread, step time over 1 process x 2 threads", 1.5, single, pair)
+    unconnected = ratio("", 0, single, apart)
+    time_row["detail"] |= {"two processes apart over one": unconnected["value"]}
     return [time_row, peaks("2 ranks, peak memory of a rank over that of one process", single, pair)]
 
 
@@ -175,7 +181,7 @@ def memory(args: argparse.Namespace, scratch: Path) -> list[dict[str, Any]]:
     large = argparse.Namespace(**{**vars(args), "model": "D", "repeats": 1})
     alone = recipe_of(large, scratch / "memory", kernels="plain", threads=2)
     both = recipe_of(large, scratch / "memory", kernels="plain", threads=1, learner=2)
-    single, pair = in_turn({"1 process": alone, "2 ranks": both}, large)
+    single, pair = in_turn({"1 process": [alone], "2 ranks": [both]}, large)
     row = peaks("2 ranks, the same with 0.5 B parameters", single, pair)
     row["detail"]["before a model, MiB"] = round(floor() / MIB)
     return [row]
@@ -202,12 +208,15 @@ def peaks(name: str, single: list[Measured], pair: list[Measured]) -> dict[str, 
     }  # fmt: skip
 
 
-def in_turn(recipes: dict[str, Path], args: argparse.Namespace) -> list[list[Measured]]:
-    found: list[list[Measured]] = [[] for _ in recipes]
+def in_turn(sides: dict[str, list[Path]], args: argparse.Namespace) -> list[list[Measured]]:
+    """The runs of each side. The recipes of a side run at once; their runs stand for each other, so the first does for
+    all."""
+    found: list[list[Measured]] = [[] for _ in sides]
     for number in range(args.repeats):
-        for side, (name, recipe) in enumerate(recipes.items()):
+        for side, (name, recipes) in enumerate(sides.items()):
             wait_until_quiet(args.patience)
-            found[side].append(measure(recipe))
+            with ThreadPoolExecutor(len(recipes)) as pool:
+                found[side].append(next(iter(list(pool.map(measure, recipes)))))
             seconds = statistics.median(found[side][-1].seconds)
             progress(f"{name}, run {number + 1} of {args.repeats}: {seconds:.2f} s a step")
     return found
@@ -226,11 +235,14 @@ def ratio(name: str, target: float, base: list[Measured], other: list[Measured])
     }  # fmt: skip
 
 
-def recipe_of(args: argparse.Namespace, folder: Path, *, kernels: str, threads: int, learner: int = 0) -> Path:
+def recipe_of(
+    args: argparse.Namespace, folder: Path, *, kernels: str, threads: int, learner: int = 0, half: str = ""
+) -> Path:
     """Writes a recipe, beside its model, which is made where it is not there. ``learner``: its number of ranks; 0
-    leaves the table [cluster] out."""
-    recipe = folder / f"learner-{learner}.toml"
+    leaves the table [cluster] out. ``half``: the name of a run with half of the prompts."""
+    recipe = folder / f"learner-{learner}{half}.toml"
     shape, (prompts, group) = SHAPES[args.model], BATCHES[args.model]
+    prompts = prompts // 2 if half else prompts
     model = folder / "model"
     if not model.exists():
         save_model(model, shape)

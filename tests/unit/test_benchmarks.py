@@ -182,16 +182,21 @@ def runs(module, seconds: float, peak: int, weight: float) -> list[Any]:
 
 def test_two_ranks_are_judged_by_time_and_memory(module, monkeypatch, tmp_path):
     own = cluster(module, monkeypatch)
-    sides = [runs(module, 2.0, 1000, 1.0), runs(module, 3.2, 600, 1.0)]
-    monkeypatch.setattr(own, "in_turn", lambda recipes, args: sides)
+    found = [runs(module, 2.0, 1000, 1.0), runs(module, 3.2, 600, 1.0), runs(module, 2.5, 900, 1.0)]
+    monkeypatch.setattr(own, "in_turn", lambda sides, args: found)
     time, memory = own.ranks(own.arguments(), tmp_path)
     assert (time["value"], time["range"], memory["value"]) == (1.6, [1.6, 1.6], 0.6)
     assert "MISSED" in own.shown(time)
     assert "met" in own.shown(memory)
-    texts = [path.read_text() for path in sorted((tmp_path / "ranks").glob("*.toml"))]
-    assert "learner = 2" in texts[1]
-    assert "[cluster]" not in texts[0]
-    assert ["threads = 2" in text for text in texts] == [True, False]
+    assert time["detail"]["two processes apart over one"] == 1.25
+    names = ["learner-0.toml", "learner-2.toml", "learner-0a.toml", "learner-0b.toml"]
+    texts = [(tmp_path / "ranks" / name).read_text() for name in names]
+    assert ["learner = 2" in text for text in texts] == [False, True, False, False]
+    assert ["[cluster]" in text for text in texts] == [False, True, False, False]
+    assert ["threads = 2" in text for text in texts] == [True, False, False, False]
+    assert ["prompts = 4" in text for text in texts] == [True, True, False, False]
+    assert ["prompts = 2" in text for text in texts] == [False, False, True, True]
+    assert len({re.search(r"(?m)^out = .*", text).group() for text in texts}) == 4, "they run at once"
 
 
 def test_bits_are_counted(module, monkeypatch, tmp_path):

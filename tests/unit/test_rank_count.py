@@ -29,6 +29,29 @@ def gpus(monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("own", "of_ranks"),
+    [
+        (None, "glibc.malloc.hugetlb=1"),
+        ("glibc.malloc.arena_max=2", "glibc.malloc.arena_max=2:glibc.malloc.hugetlb=1"),
+        ("glibc.malloc.hugetlb=0", "glibc.malloc.hugetlb=0"),
+    ],
+)
+def test_ranks_on_the_cpu_gather_weights_in_huge_pages_unless_the_user_says_otherwise(own, of_ranks, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        "torch.distributed.launcher.api.elastic_launch",
+        lambda *_: lambda *_: seen.append(os.environ.get("GLIBC_TUNABLES")),
+    )
+    if own is None:
+        monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    else:
+        monkeypatch.setenv("GLIBC_TUNABLES", own)
+    launch.launch(dataclasses.replace(recipe(learner=2), device="cpu"), [], print)
+    assert seen == [of_ranks]
+    assert os.environ.get("GLIBC_TUNABLES") == own
+
+
+@pytest.mark.parametrize(
     ("count", "cluster", "ranks"),
     [
         (1, {}, 1),
