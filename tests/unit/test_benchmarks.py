@@ -9,6 +9,7 @@ import doctest
 import importlib
 import json
 import os
+import re
 import runpy
 import sys
 import traceback

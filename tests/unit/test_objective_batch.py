@@ -109,6 +109,13 @@ def test_sequences_that_cannot_be_selected_are_refused(sequences: list, says: st
         inspect.unwrap(TokenBatch.select)(make(), torch.tensor(sequences))
 
 
+def test_sequences_are_selected_by_a_tensor():
+    with pytest.raises(
+        DataError, match=r"sequences: got a list, accepts whole numbers \(M,\) from 0 to 3, .* a tensor"
+    ):
+        inspect.unwrap(TokenBatch.select)(make(), [0, 1])
+
+
 def test_denominators_leave_out_what_has_no_tokens():
     assert Denominators.of(make()) == Denominators(3, 5, max_length=3, groups=2, correct_tokens=2)
     batch = make()

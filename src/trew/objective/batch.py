@@ -99,8 +99,8 @@ class TokenBatch:
     ``values`` are a critic's, of the state in which each token was chosen.
 
     ``Objective.prepare`` adds ``advantages``, ``denominators``, ``token_weights`` (each token's weight in the loss's
-    average, share_t in equations), ``mean_entropy`` (of the step, in nats), and with values the ``returns`` that the
-    critic learns.
+    average, share_t in equations), ``mean_entropy`` (of the step, in nats), itself as ``prepared_by``, and with values
+    the ``returns`` that the critic learns.
     """
 
     logprobs: Float[Tensor, "N"]
@@ -127,6 +127,7 @@ class TokenBatch:
     denominators: Denominators | None = None
     token_weights: Float[Tensor, "N"] | None = None
     mean_entropy: float | None = None
+    prepared_by: Any = None  # an Objective
     padded_mask: Bool[Tensor, "B T"] | None = None
 
     @property
@@ -214,6 +215,8 @@ class TokenBatch:
     def _refuse_unknown(self, sequences: Tensor) -> None:
         """Raises DataError for what :meth:`select` would take for other sequences, or leave without tokens."""
         accepts = f"accepts whole numbers (M,) from 0 to {self.size - 1}, each once"
+        if not isinstance(sequences, Tensor):
+            raise DataError(f"sequences: got {padded.kind(sequences)}, {accepts}, as a tensor")
         if sequences.dim() != 1 or sequences.dtype == torch.bool or sequences.is_floating_point():
             hint = "; of a mask: mask.nonzero().squeeze(1)" if sequences.dtype == torch.bool else ""
             raise DataError(f"sequences: got {sequences.dtype} of shape {tuple(sequences.shape)}, {accepts}{hint}")

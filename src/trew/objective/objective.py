@@ -37,6 +37,7 @@ from .filter import GroupFilter, LossMask, MixedGroups, TokenMask
 from .likelihood import CorrectLikelihood, in_correct
 from .metrics import step_metrics, token_metrics
 from .notes import notes
+from .prepared import refuse_foreign, refuse_part
 from .ratio import Ratio, TokenRatio, bounded_exp
 from .renamed import message
 from .returned import Watched, flags, of_advantage, of_sequences, of_tokens
@@ -274,14 +275,15 @@ class Objective:
     def loss(self, batch: TokenBatch) -> LossOutput:
         """Loss, coefficients and metrics of a whole step, or of some sequences of a prepared step.
 
-        Raises DataError if the objective must see the whole step at once and is given a part of it, and if
-        ``logprobs`` are not one for each token of the batch.
+        Raises DataError if an objective with other advantages or token weights has prepared the step, if this one must
+        see the whole step at once and is given a part of it, and if ``logprobs`` are not one for each token.
         """
         batch = batch.replace(logprobs=padded.of_stream("logprobs", batch.logprobs, like=batch.mask))
         # Without token weights nobody has prepared the batch: it is a whole step.
         whole = batch.token_weights is None
         batch = self.prepare(batch) if whole else batch
-        self._refuse_part(batch)
+        refuse_foreign(batch, self)
+        refuse_part(batch, self)
         advantages, token_weights, mask = batch.advantages, batch.token_weights, batch.mask
         assert advantages is not None
         assert token_weights is not None
@@ -470,18 +472,7 @@ class Objective:
         denominators = batch.denominators or Denominators.of(batch)
         token_weights = of_tokens(self.aggregate(batch, denominators=denominators), self.aggregate, batch=batch)
         token_weights = token_weights.to(batch.logprobs.dtype) * batch.mask
-        return batch.replace(denominators=denominators, token_weights=token_weights)
-
-    def _refuse_part(self, batch: TokenBatch) -> None:
-        """Raises DataError if a component whose scope is the group or the batch is given a part of the step."""
-        assert batch.denominators is not None
-        # A part of a step has fewer loss tokens than the step's denominators count.
-        if self.sees_step and int(batch.mask.sum()) != batch.denominators.tokens:
-            raise DataError(
-                f"{self.name} must see the whole step at once: got {int(batch.mask.sum())} of its "
-                f"{batch.denominators.tokens} loss tokens. Call loss on the whole step (log-probs without gradient "
-                "will do), and give each micro-batch the gradient of -(coefficients * logprobs).sum()"
-            )
+        return batch.replace(denominators=denominators, token_weights=token_weights, prepared_by=self)
 
     def _bonus_acts(self, batch: TokenBatch) -> bool:
         return batch.mean_entropy is not None and self.entropy_bonus.applies(batch.mean_entropy)
