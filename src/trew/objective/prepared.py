@@ -7,7 +7,6 @@ from typing import Any
 from ..errors import DataError
 from .batch import TokenBatch
 
-
 BEFORE = ("keep", "shape", "advantage", "adjust", "prune", "select", "aggregate")
 """Choices that act in ``Objective.prepare``; those of the loss may be exchanged between it and ``Objective.loss``."""
 
