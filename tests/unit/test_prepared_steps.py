@@ -62,6 +62,15 @@ def test_parts_are_refused_too_and_the_way_around_is_in_the_message():
     assert means.loss(part.replace(prepared_by=None)).loss.isfinite()
 
 
+def test_a_kl_in_the_reward_is_in_the_advantages_and_one_in_the_loss_is_not():
+    inside = trew.preset("grpo", beta=0.1, kl_place="reward")
+    with pytest.raises(DataError, match="another divergence than that of grpo"):
+        GRPO.loss(inside.prepare(step()))
+    with pytest.raises(DataError, match="another divergence than that of grpo"):
+        inside.loss(GRPO.prepare(step()))
+    assert trew.preset("grpo", beta=0.1).loss(GRPO.prepare(step())).loss.isfinite()
+
+
 def test_every_choice_acts_either_before_the_loss_or_in_it():
     in_the_loss = {"name", "ratio", "weight", "correction", "divergence", "entropy_bonus", "nll"}
     assert {field.name for field in dataclasses.fields(GRPO)} == in_the_loss | set(BEFORE)

@@ -6,6 +6,7 @@ from typing import Any
 
 from ..errors import DataError
 from .batch import TokenBatch
+from .divergence import KL
 
 BEFORE = ("keep", "shape", "advantage", "adjust", "prune", "select", "aggregate")
 """Choices that act in ``Objective.prepare``; those of the loss may be exchanged between it and ``Objective.loss``."""
@@ -17,14 +18,20 @@ def refuse_foreign(batch: TokenBatch, objective: Any) -> None:
     other = batch.prepared_by
     if other is None or other is objective:
         return
-    for axis in BEFORE:
-        theirs, own = getattr(other, axis), getattr(objective, axis)
-        if theirs != own:
+    theirs, own = _before(other), _before(objective)
+    for axis in own:
+        if theirs[axis] != own[axis]:
             raise DataError(
                 f"prepared_by: got a step that {other.name} prepared with another {axis} than that of "
                 f"{objective.name}; give {objective.name}.prepare, or its loss, the step as it was before. To use "
                 "advantages and token weights as they are: batch.replace(prepared_by=None)"
             )
+
+
+def _before(objective: Any) -> dict[str, Any]:
+    """What an objective has computed once a step is prepared, by axis."""
+    kl = [term for term in objective.divergence if term.active and isinstance(term, KL) and term.place != "loss"]
+    return {axis: getattr(objective, axis) for axis in BEFORE} | {"divergence": kl}
 
 
 def refuse_part(batch: TokenBatch, objective: Any) -> None:
