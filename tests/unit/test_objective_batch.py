@@ -268,6 +268,7 @@ def test_every_field_of_a_batch_is_cut_with_its_tokens_or_its_sequences_or_belon
         "max_length",
         "denominators",
         "mean_entropy",
+        "prepared_by",
         "padded_mask",
     }
     cut = {*objective_batch._PER_TOKEN, *objective_batch._PER_SEQUENCE}

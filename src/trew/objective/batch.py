@@ -212,7 +212,7 @@ class TokenBatch:
         order = chosen[torch.argsort(new_ids[chosen], stable=True)]
         return self._cut(order, sequences, new_ids[order]).replace(**parts)
 
-    def _refuse_unknown(self, sequences: Tensor) -> None:
+    def _refuse_unknown(self, sequences: Any) -> None:
         """Raises DataError for what :meth:`select` would take for other sequences, or leave without tokens."""
         accepts = f"accepts whole numbers (M,) from 0 to {self.size - 1}, each once"
         if not isinstance(sequences, Tensor):
