@@ -424,3 +424,17 @@ def test_means_of_a_study_that_is_not_whole_are_of_the_same_tasks(tmp_path):
         assert reached["clip"] == reached["other"]
         part = " of the tasks and seeds that all algorithms have"
         assert any(line == f"How the runs went, means over runs{'' if whole else part}:" for line in page(found))
+
+
+def test_runs_that_were_not_computed_alike_are_counted_by_how(tmp_path):
+    """A machine without a compiler, in the middle of a study: the same cell and seed would give other numbers."""
+    design = study(tmp_path, tune=None)
+    fast, slow = "cpu, 1 thread, trew's kernels", "cpu, 1 thread, PyTorch's kernels"
+
+    def told(*kinds: str) -> list[str]:
+        rows = [row("clip", seed, 0.5, value=None, arithmetic=kind) for seed, kind in enumerate(kinds, start=1)]
+        lines = page(assemble(design, {}, choose(design, rows), rows, History.read(tmp_path)))
+        return [line for line in lines if "not computed alike" in line]
+
+    assert told(fast, fast, "") == [], "an earlier version did not record it"
+    assert told(fast, slow, fast)[0].startswith(f"Runs were not computed alike ({fast}: 2; {slow}: 1), so that")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -339,5 +340,12 @@ def _limits(found: Mapping[str, Any]) -> Iterator[str]:
         yield (
             "What is compared is equal in completions. Seconds are not reported: the machine's load at the ends of "
             f"runs was {min(loads):.1f} to {max(loads):.1f}."
+        )
+    alike = Counter(row["arithmetic"] for row in rows if row.get("arithmetic"))
+    if len(alike) > 1:
+        told = "; ".join(f"{how}: {count}" for how, count in alike.most_common())
+        yield (
+            f"Runs were not computed alike ({told}), so that the same cell and seed need not give the same numbers. "
+            "Differences between algorithms have this in them where its runs are not of one kind."
         )
     yield f"Versions of trew: {', '.join(versions) or 'unknown'}."

@@ -47,6 +47,7 @@ class Row:
     seconds: float
     cpu_seconds: float
     load: float  # of the machine at the end
+    arithmetic: str = ""  # whose kernels computed it, with how many threads; empty in files of earlier versions
 
     @property
     def run(self) -> Run:
@@ -106,7 +107,7 @@ def read_row(run: Run, place: Place) -> Row:
         clipped=_mean(trained, "clip_share"), truncated=_mean(trained, "truncated_share"),
         no_signal=_mean(trained, "zero_signal_share"), trew=str(data.summary.get("versions", {}).get("trew", "")),
         seconds=float(result.get("seconds", 0.0)), cpu_seconds=float(result.get("cpu_seconds", 0.0)),
-        load=float(result.get("load", 0.0)),
+        load=float(result.get("load", 0.0)), arithmetic=data.arithmetic,
     )  # fmt: skip
 
 

@@ -42,12 +42,8 @@ class Member:
 
     @property
     def arithmetic(self) -> str:
-        """How its numbers were rounded, besides by versions: "cpu, 2 threads, trew's kernels". Empty if not known."""
-        known = _table(self.data.summary, "arithmetic")
-        count = str(known.get("threads", ""))
-        threads = f"{count} thread{'s' * (count != '1')}" if count else ""
-        kernels = f"{known['kernels']} kernels" if "kernels" in known else ""
-        return ", ".join(filter(None, (str(known.get("device", "")), threads, kernels)))
+        """:attr:`RunData.arithmetic`."""
+        return self.data.arithmetic
 
     @property
     def prompts(self) -> frozenset[str]:

@@ -60,6 +60,17 @@ class RunData:
         return [change.told() for change in self.changes]
 
     @property
+    def arithmetic(self) -> str:
+        """How its numbers were rounded, besides by versions: "cpu, 2 threads, trew's kernels". Empty if not known."""
+        known = self.summary.get("arithmetic")
+        if not isinstance(known, Mapping):
+            return ""
+        count = str(known.get("threads", ""))
+        threads = f"{count} thread{'s' * (count != '1')}" if count else ""
+        kernels = f"{known['kernels']} kernels" if "kernels" in known else ""
+        return ", ".join(filter(None, (str(known.get("device", "")), threads, kernels)))
+
+    @property
     def outcome(self) -> list[str]:
         """Findings about a finished run as a whole, such as that nothing was learned, and why."""
         return outcome(self.rows, self.config) if self.summary else []
