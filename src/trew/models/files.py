@@ -12,9 +12,9 @@ from typing import Any
 
 from ..config.limits import MODEL_PARTS, MODEL_WIDTH
 from ..errors import ModelError, nearest
+from .causality import causal_problems
 from .default import DEFAULT_MODEL, fetch_default
 from .integrity import StoredTensor, tensors_of
-from .positions import OWN_POSITIONS
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 _TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
@@ -25,7 +25,6 @@ ADAPTER_BESIDE = (
 _PAGES = 256
 """Pages of each weight file that :func:`digest_of_sample` reads: enough for adapters that were merged into a tenth of
 the weights."""
-_NOT_GENERATIVE = ("ForMaskedLM", "Classification", "ForQuestionAnswering", "RewardModel", "ForMultipleChoice")
 
 
 def is_path(name: str) -> bool:
@@ -111,6 +110,8 @@ def cause(error: BaseException) -> str:
     """The most informative line of an error."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = lines[0] if lines else type(error).__name__
+    if isinstance(error, KeyError):  # whose text is the key alone
+        text = f"{text} is not known"
     # A heading says nothing by itself: the cause is on the next line.
     if text.endswith(":") and len(lines) > 1:
         text = f"{text} {lines[1]}"
@@ -263,26 +264,6 @@ def _unknown_architecture(config: dict[str, Any], name: str) -> list[str]:
             ]
         got = f"model_type {kind!r}{nearest(str(kind), CONFIG_MAPPING_NAMES)}" if kind else "no model_type"
         return [f"model: {name}: config.json has {got}, which transformers {__version__} does not know; upgrade it?"]
-    return []
-
-
-def causal_problems(config: dict[str, Any], name: str) -> list[str]:
-    """Says why a configuration does not describe a causal language model; empty if it does."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    kind = config.get("model_type")
-    architectures = config.get("architectures") or []
-    generative = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not any(
-        isinstance(a, str) and (a.endswith(_NOT_GENERATIVE)) for a in architectures
-    )
-    if not generative:
-        what = ", ".join(map(str, architectures)) or kind
-        return [f"model: {name} is {what}, not a causal language model; use a model of a ...ForCausalLM kind"]
-    if kind in OWN_POSITIONS:
-        return [
-            f"model: {name} is of type {kind}, which numbers positions itself: its log-probs would depend on what is "
-            "computed beside a sequence, or be those at other positions; use a decoder-only model"
-        ]
     return []
 
 

@@ -438,15 +438,17 @@ def fill(plain: PreTrainedModel, tensors: Mapping[str, Tensor], *, like: PreTrai
     """Gives a skeleton (:func:`skeleton`) the weights ``tensors``, and all else of the model ``like``."""
     # assign: parameters on meta have no memory to copy into.
     plain.load_state_dict(dict(tensors), assign=True)
-    # The assignment has made two tensors of tied weights.
+    # The assignment has made two tensors of tied weights. A file may have both although config.json says that they are.
+    head: Any = like.get_output_embeddings()
+    if head is not None and head.weight is not like.get_input_embeddings().weight:
+        plain.config.get_text_config().tie_word_embeddings = plain.config.tie_word_embeddings = False
     plain.tie_weights()
     for name, buffer in list(plain.named_buffers()):  # buffers that no file holds: rotary tables
         owner, _, kind = name.rpartition(".")
         if buffer.is_meta:
             setattr(plain.get_submodule(owner), kind, like.get_buffer(name).cpu())
     plain.generation_config = like.generation_config
-    left = [name for name, t in [*plain.named_parameters(), *plain.named_buffers()] if t.is_meta]
-    assert not left, left
+    assert not (left := [n for n, t in [*plain.named_parameters(), *plain.named_buffers()] if t.is_meta]), left
     return plain.eval()
 
 

@@ -208,7 +208,7 @@ def linear_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
     return {
         name: layer
         for name, layer in model.named_modules()
-        if isinstance(layer, nn.Linear | Conv1D) and layer is not head
+        if type(layer) in (nn.Linear, Conv1D) and layer is not head  # subclasses, like routers, may return more
     }
 
 
@@ -272,12 +272,19 @@ def insert(model: PreTrainedModel, config: LoraConfig, *, name: str) -> Any:
             warnings.simplefilter("ignore")  # about attributes that transformers renamed
             wrapped = peft.get_peft_model(model, how)
     except (ValueError, TypeError, NotImplementedError) as error:
-        raise ModelError(f"lora: peft cannot put adapters into {type(model).__name__}: {error}") from error
+        why = files.cause(error)
+        raise ModelError(f"lora: peft cannot put adapters into {type(model).__name__}: {why}") from error
     wrapped.peft_config[NAME].base_model_name_or_path = name
     assert wrapped.get_base_model() is model
     adapted = lora_layers(model).keys()
-    # peft matches names by suffix: it must have found the chosen layers, and no others.
-    assert adapted == chosen.keys(), sorted(adapted ^ chosen.keys())[:3]
+    # peft matches names by suffix, and moves names to fused experts where it knows the architecture.
+    if other := sorted(adapted ^ chosen.keys()):
+        among = [name for name in ("q_proj", "k_proj", "v_proj", "o_proj") if any(n.endswith(name) for n in chosen)]
+        raise ModelError(
+            f"lora.targets: got {list(config.targets) or 'all linear layers'}, of which peft adapts others in "
+            f"{type(model).__name__} than those named ({', '.join(other[:3])}{', ...' if len(other) > 3 else ''}); "
+            f"choose layers outside of the experts{f', such as {among}' if among else ''}"
+        )
     return wrapped
 
 

@@ -25,9 +25,11 @@ and DBRX."""
 def positions_of(table: Mapping[str, Any]) -> int | None:
     """The context length of a model's configuration, as ``config.json`` has it; None if it does not say.
 
-    With two rotary tables it is the length up to which the first one applies. Beyond it, a model changes the table for
-    all sequences that are computed together, and under the cached keys of one that is being written: log-probs of a
-    completion would depend on what stands beside it.
+    Three architectures are used up to a shorter length, beyond which log-probs of a completion would depend on what
+    stands beside it. With two rotary tables it is the length up to which the first one applies: then a model changes
+    the table for all sequences that are computed together, and under the cached keys of one that is being written. A
+    temperature of attention that grows with the position (Llama 4) counts columns, padding included. Attention to the
+    k tokens that score highest (DeepSeek-V3.2, Doge) chooses among padding and later tokens too, once there are more.
 
     >>> positions_of({"max_position_embeddings": 2048}), positions_of({})
     (2048, None)
@@ -36,20 +38,34 @@ def positions_of(table: Mapping[str, Any]) -> int | None:
     >>> positions_of({"max_position_embeddings": 131072, "original_max_position_embeddings": 4096,
     ...     "rope_parameters": {"rope_type": "longrope"}})
     4096
+    >>> positions_of({"max_position_embeddings": 163840, "index_topk": 2048})
+    2048
     """
-    found = [*_said(table), *_lengths_of_pretraining(table)]
-    return min((length for length in found if isinstance(length, int)), default=None)
+    found = [*_said(table), *(length for length, _ in _limits(table))]
+    return min(found, default=None)
 
 
 def notes(table: Mapping[str, Any]) -> list[str]:
     """One line where a model has fewer positions here than its configuration says."""
-    said, own = min(_said(table), default=None), positions_of(table)
-    if own is None or said == own:
+    said = min(_said(table), default=None)
+    limit, why = min(_limits(table), default=(None, ""))
+    if limit is None or (said is not None and said <= limit):
         return []
-    return [
-        f"model: of its {said} positions, {own} are used: beyond them it changes its rotary table (longrope) for all "
-        "sequences that are computed together"
-    ]
+    return [f"model: of its {said} positions, {limit} are used: beyond them {why}"]
+
+
+def _limits(table: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
+    """Lengths from which on what stands beside a sequence would count, and why."""
+    for length in _lengths_of_pretraining(table):
+        if isinstance(length, int):
+            yield length, "it changes its rotary table (longrope) for all sequences that are computed together"
+    scale = table.get("floor_scale")
+    if table.get("attn_temperature_tuning") and isinstance(scale, int | float):
+        # floor((p + 1) / scale) is 0 for all positions p from 0 to scale - 2.
+        yield int(scale) - 1, "its attention's temperature (attn_temperature_tuning) would count padding"
+    for name in ("index_topk", "keep_window_size"):
+        if isinstance(k := table.get(name), int):
+            yield k, f"its attention chooses tokens ({name}) among padding and later ones too"
 
 
 def _said(table: Mapping[str, Any]) -> list[int]:

@@ -110,18 +110,10 @@ class PackedPairs:
                 good, bad = texts.both(self.head(hidden[at]).squeeze(-1))
                 loss = bradley_terry(good, rejected=bad, centre=centre).sum() / len(pairs)
                 loss.backward()
-            self._without_padding()
             total += float(loss.detach())
             for i, c, r in zip(batch, good.tolist(), bad.tolist(), strict=True):
                 chosen[i], rejected[i] = c, r
         return total, (chosen, rejected)
-
-    def _without_padding(self) -> None:
-        """Clears the gradient of the padding token's embedding, as nn.Embedding with ``padding_idx`` does, even where
-        the token is part of a text."""
-        embedding = self.body.parts.embedding
-        if embedding.padding_idx is not None and embedding.weight.grad is not None:
-            embedding.weight.grad[embedding.padding_idx] = 0
 
     @torch.no_grad()
     def exact_states(self, pairs: Sequence[Encoded]) -> Float[Tensor, "n H"]:

@@ -138,8 +138,9 @@ def _outer(dy: Tensor, x: Tensor) -> Tensor:
 
 def _rows(x: Tensor, w: WeightMatrix) -> Tensor:
     """Returns x (..., depth) times W^T plus bias: (..., n)."""
-    # (..., depth) -> (rows, depth) -> (..., n).
-    return product(x.reshape(-1, w.depth).contiguous(), w).view(*x.shape[:-1], w.n)
+    # (..., depth) -> (rows, depth) -> (..., n). Not view(): what an autograd.Function returns as a view may not be
+    # changed in place, as Gemma 3n and Llama 4 do.
+    return torch.ops.aten._unsafe_view(product(x.reshape(-1, w.depth).contiguous(), w), [*x.shape[:-1], w.n])
 
 
 def _forward(layer: nn.Linear) -> Forward:

@@ -117,13 +117,25 @@ class NativeBody:
 
     def backward(self, tape: Tape, gradient: Float[Tensor, "K H"]) -> None:
         """Adds to the weights' ``grad``, given the gradient with respect to the hidden states of :meth:`forward`."""
+        embedding = self.parts.embedding
+        # As nn.Embedding does: the row of ``padding_idx`` gets no gradient from inputs, even where the token is part of
+        # a text. What it has already, from a head that is tied to it, stays.
+        before = None if embedding.weight.grad is None else embedding.weight.grad[self._padding].clone()
         self._stack.backward(tape.row, keep=self._keeps, memory=tape.memory, last=tape.last, gradient=gradient)
+        if embedding.weight.grad is not None:
+            embedding.weight.grad[self._padding] = 0 if before is None else before
 
     def row(self, pack: Pack) -> RowLayout:
         """Converts the pack to the kernels' layout."""
         segments = [(s.start, s.length, s.prefix_start, s.prefix_length) for s in pack.segments]
         return RowLayout(segments, ids=pack.input_ids[0], positions=pack.position_ids[0], read_at=pack.read_at,
                       kv_heads=self.parts.kv_heads)  # fmt: skip
+
+    @property
+    def _padding(self) -> list[int]:
+        """The row of the embedding that no gradient reaches from inputs, or none."""
+        padding = self.parts.embedding.padding_idx
+        return [] if padding is None else [padding]
 
     @property
     def _keeps(self) -> int:
