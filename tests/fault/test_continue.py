@@ -12,6 +12,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
 import crashing
 import disk
@@ -293,6 +294,28 @@ def test_a_model_beside_the_policy_that_changed_is_refused_unless_allowed(server
     save(beside, seed=2)
     output = resume(server, recipe, run, "--set", "steps=3", code=2)
     assert f"what this run reads besides its data changed since its checkpoint ({role} {beside})" in output
+    assert "continuing after step 2" in resume(server, recipe, run, "--set", "steps=3", "--allow-changes")
+
+
+@pytest.mark.parametrize("what", ["chat template", "tokenizer"])
+def test_another_tokenizer_or_chat_template_is_refused_unless_allowed(server, folder, recipe, what):
+    """They are read again from the model's folder: the same data would become other prompts, without a word."""
+    model, run = folder / f"model of another {what}", folder / f"another {what}"
+    tiny.save(model)
+    server.run("train", recipe, "--out", run, "--set", f"model={model}", "steps=1", cwd=folder)
+    assert "continuing after step 1" in resume(server, recipe, run, "--set", "steps=2")
+    if what == "tokenizer":
+        file = model / "tokenizer.json"
+        table = json.loads(file.read_text())
+        vocabulary = table["model"]["vocab"]
+        vocabulary["a"], vocabulary["e"] = vocabulary["e"], vocabulary["a"]
+        file.write_text(json.dumps(table))
+    else:
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        tokenizer.chat_template = "Now: " + tokenizer.chat_template
+        tokenizer.save_pretrained(model)
+    output = resume(server, recipe, run, "--set", "steps=3", code=2)
+    assert f"what this run reads besides its data changed since its checkpoint ({what})" in output
     assert "continuing after step 2" in resume(server, recipe, run, "--set", "steps=3", "--allow-changes")
 
 

@@ -70,6 +70,8 @@ def test_gsm8k_prompt_is_one_user_turn_with_the_instruction(tmp_path: Path) -> N
         ({"question": "q", "answer": "no mark 5"}, "has no '####'"),
         ({"question": "q", "answer": "#### five"}, "must be a number, got 'five'"),
         ({"question": "q", "answer": "####"}, "must be a number"),
+        ({"question": "q", "answer": "#### 3,14"}, "must be a number, got '3,14'"),  # it became 314
+        ({"question": "q", "answer": "#### 1,0,0"}, "must be a number, got '1,0,0'"),
         ({"question": None, "answer": "#### 5"}, "'question' must be a string, got null"),
         ({"question": "q", "answer": 5}, "'answer' must be a string, got 5 (number)"),
         ({"question": "q"}, "no column 'answer'"),
@@ -84,7 +86,14 @@ def test_gsm8k_rows_that_cannot_be_graded_are_refused(row: dict[str, Any], says:
 
 @pytest.mark.parametrize(
     ("solution", "gold"),
-    [("#### 72", "72"), ("a\n#### 1,234.50 ", "1234.50"), ("#### -3", "-3"), ("#### 1\n#### 2", "2"), ("#### $5", "5")],
+    [
+        ("#### 72", "72"),
+        ("a\n#### 1,234.50 ", "1234.50"),
+        ("#### -3", "-3"),
+        ("#### 1\n#### 2", "2"),
+        ("#### $5", "5"),
+        ("#### $1,234,567", "1234567"),
+    ],  # fmt: skip
 )
 def test_final_answer(solution: str, gold: str) -> None:
     assert final_answer(solution) == gold

@@ -454,13 +454,13 @@ def test_rows_that_no_reward_applies_to_are_named_with_their_place(tmp_path):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     prompts = load_prompts(DataConfig(task="prompts", train=str(path)))
     alone = RewardSet.from_config([RewardConfig(name="gsm8k")])
-    (note,) = alone.unserved_notes(prompts)
+    (note,) = alone.column_notes(prompts)
     assert note.startswith("2 of 8 prompts have nothing that a reward looks for")
     assert "train.jsonl line 3, train.jsonl line 6;" in note
-    assert alone.unserved_notes(prompts[:2]) == []
+    assert alone.column_notes(prompts[:2]) == []
     form = RewardConfig(name="format")
-    assert RewardSet.from_config([RewardConfig(name="gsm8k"), form]).unserved_notes(prompts) == [note]
-    assert RewardSet.from_config([form]).unserved_notes(prompts) == []
+    assert RewardSet.from_config([RewardConfig(name="gsm8k"), form]).column_notes(prompts) == [note]
+    assert RewardSet.from_config([form]).column_notes(prompts) == []
 
 
 def test_the_mean_for_a_missing_number_does_not_depend_on_the_order_of_the_completions() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,7 +102,7 @@ class Chosen:
 
 def choose(name: str, *, step: int | None, base: str, chat_template: str) -> Chosen:
     """The model that ``name`` means. Raises ConfigError if there is none, or a run's recipe cannot be read."""
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     # A checkpoint's folder before a run's: its grandparent is the run.
     if path.parent.name == "checkpoints" and (run := run_of(path.parent.parent)) is not None:
         own = _step_of(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -22,7 +23,7 @@ def install_vllm(
     """
     from ..rollout.vllm import environment
 
-    place = Path(folder).expanduser() if folder else environment.default_folder()
+    place = Path(os.path.expanduser(folder)) if folder else environment.default_folder()
     cpu = build == "cpu" or (build == "auto" and not environment.has_gpu())
     made = environment.install(place.absolute(), cpu=cpu, say=_say)
     if folder:

@@ -68,7 +68,7 @@ def prepare(
     if remove_overlap and not against:
         raise ConfigError("--remove-overlap: needs evaluation sets to compare with; add --against FILE")
     # ---- rows, and where they go
-    folder = Path(out or f"data/{name.replace(':', '-')}").expanduser()  # a shell leaves --out=~/data as it is
+    folder = Path(os.path.expanduser(out or f"data/{name.replace(':', '-')}"))  # a shell leaves --out=~/data as it is
     if task.makes(source):  # checked before the problems are generated, which may take long
         _refuse_existing([folder / f"{key}.{format}" for key in ("train", "test")], overwrite)
     prompts = _prepared(task, source, seed=seed, eval_size=eval_size)
@@ -190,7 +190,7 @@ def convert(
     from ..data.files import write_rows
     from ..errors import ConfigError
 
-    path = Path(out).expanduser()
+    path = Path(os.path.expanduser(out))
     reads_otherwise = (task, prompt_column) != ("prompts", "prompt")
     if problems := [*_format_problems(out, split, to), *_recipe_problems(source, set, reads_otherwise)]:
         raise ConfigError(problems)

@@ -266,7 +266,7 @@ def prepare(
     positions, tried = loading.positions(c.model), episodes.tried(c, prompts)
     played = episodes.prepare(c, tried, renderer, positions=positions) if c.plays else None
     notes = [
-        *model_notes, *notes, *([] if c.plays else renderer.notes(prompts)), *rewards.unserved_notes(prompts),
+        *model_notes, *notes, *([] if c.plays else renderer.notes(prompts)), *rewards.column_notes(prompts),
         *(rewards.thought_notes() if not c.plays and renderer.opens_thought(prompts) else ()),
         *rewards.code, *fit_notes,
     ]  # fmt: skip

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -177,7 +178,7 @@ class Session:
     def _save(self, name: str) -> None:
         if not name:
             raise ConfigError("/save: needs the name of a file")
-        path = Path(name).expanduser()
+        path = Path(os.path.expanduser(name))
         said = {v.name: {"model": v.label, "messages": list(v.conversation.messages)} for v in self.voices}
         text = json.dumps({**self._record(), **said}, indent=2, ensure_ascii=False)
         try:

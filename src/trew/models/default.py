@@ -39,9 +39,9 @@ def cache_folder() -> Path:
     """Returns the folder for downloads and builds: ``$TREW_CACHE``, else ``trew`` in ``$XDG_CACHE_HOME``, else
     ``~/.cache/trew``. Ignores a relative XDG_CACHE_HOME, as the XDG specification demands."""
     if own := os.environ.get("TREW_CACHE"):
-        return Path(own).expanduser()
+        return Path(os.path.expanduser(own))
     shared = Path(os.environ.get("XDG_CACHE_HOME") or "")
-    return (shared if shared.is_absolute() else Path("~/.cache").expanduser()) / "trew"
+    return (shared if shared.is_absolute() else Path(os.path.expanduser("~/.cache"))) / "trew"
 
 
 def cached() -> Path | None:

@@ -7,6 +7,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from ..errors import CheckpointError
 
 
@@ -27,10 +29,17 @@ def written_whole(folder: Path, *, mode: int | None = None) -> Iterator[Path]:
         if folder.exists():
             folder.rename(old)
         work.rename(folder)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:  # which a full disk is to safetensors
         raise CheckpointError(
-            f"{folder}: the model cannot be written: {error.strerror or error}; free some space or choose another out"
+            f"{folder}: the model cannot be written: {_reason(error)}; free some space or choose another out"
         ) from None
     finally:
         shutil.rmtree(work, ignore_errors=True)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _reason(error: OSError | SafetensorError) -> str:
+    """What the system says, without lists of files."""
+    if isinstance(error, shutil.Error) and error.args and isinstance(error.args[0], list) and error.args[0]:
+        return str(error.args[0][0][-1])  # (from, to, why) of each file that could not be copied
+    return getattr(error, "strerror", None) or str(error)

@@ -11,6 +11,7 @@ from .builtin import layout
 from .builtin.kinds import KINDS, gold_problems
 from .combine import Reward
 from .thinking import OPEN
+from .user.functions import OFFERED
 
 AT_ONCE = 256  # rows checked between two reports of progress
 Bar = Callable[[str, int], AbstractContextManager[Any]]
@@ -93,7 +94,7 @@ def _looks_for(reward: Reward, columns: frozenset[str], *, rows: int) -> str:
 
 
 def unserved_notes(rewards: Sequence[Reward], prompts: Sequence[Prompt]) -> list[str]:
-    """As :meth:`RewardSet.unserved_notes`."""
+    """The first line of :meth:`RewardSet.column_notes`."""
     # Kinds such as format and length apply to every row, and would hide prompts whose answers nothing judges.
     reading = [r for r in rewards if not r.is_builtin or KINDS[r.kind].looks_for]
     alone = [p for p in prompts if reading and not any(applies(reward, p) for reward in reading)]
@@ -103,6 +104,18 @@ def unserved_notes(rewards: Sequence[Reward], prompts: Sequence[Prompt]) -> list
     return [
         f"{len(alone)} of {len(prompts)} prompts have nothing that a reward looks for, so their answers are "
         f"not judged: {names}; give them a gold, or take them out"
+    ]
+
+
+def hidden_notes(rewards: Sequence[Reward], prompts: Sequence[Prompt]) -> list[str]:
+    """Columns that no function of TRL's form can see, since it is given something else by their names."""
+    functions = [r.name for r in rewards if r.function is not None and not r.function.verl]
+    hidden = [name for name in OFFERED if any(name in prompt.columns for prompt in prompts)]
+    if not functions or not hidden:
+        return []
+    return [
+        f"rewards: data have {'columns' if len(hidden) > 1 else 'a column'} {', '.join(hidden)}, by which name "
+        f"{', '.join(functions)} is given the run's own values and not the data's; rename it if a reward is to read it"
     ]
 
 

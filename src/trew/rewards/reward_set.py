@@ -344,10 +344,11 @@ class RewardSet:
         problems = gold_checks.bad_golds(self.rewards, prompts, bar=bar)
         return problems + gold_checks.serving_problems(self.rewards, prompts, sets=sets)
 
-    def unserved_notes(self, prompts: Sequence[Prompt]) -> list[str]:
-        """One line about the prompts that no reward applies to, such as rows without a gold among rows with one. What
-        needs no gold (format, length) judges no answer, and does not count."""
-        return gold_checks.unserved_notes(self.rewards, prompts)
+    def column_notes(self, prompts: Sequence[Prompt]) -> list[str]:
+        """One line about the prompts that no reward applies to, such as rows without a gold among rows with one (what
+        needs no gold, like format and length, judges no answer and does not count), and one about columns that
+        functions cannot see."""
+        return gold_checks.unserved_notes(self.rewards, prompts) + gold_checks.hidden_notes(self.rewards, prompts)
 
     def thought_notes(self) -> list[str]:
         """For prompts that end inside a thought: one line about the built-ins that would take an unfinished thought for

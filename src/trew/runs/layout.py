@@ -98,15 +98,18 @@ def _content_problems(folder: Path, layout: Layout, *, resume: bool, overwrite: 
     ]
 
 
-_READ = frozenset({"model", "reward_model", "tokenizer", "chat_template", "train", "eval", "pairs", "runs"})
-"""Last words of the settings that name files or folders which a run reads."""
+_READ = frozenset({
+    "model", "reward_model", "tokenizer", "chat_template", "train", "eval", "pairs", "runs", "name", "tools", "against",
+})  # fmt: skip
+"""Last words of the settings that name files or folders which a run reads; ``FILE.py:NAME`` of functions and classes,
+after ``trl:`` too."""
 
 
 def _read_problems(folder: Path, layout: Layout, settings: Mapping[str, Any]) -> Iterator[str]:
     """Says what the run reads of the one that it is to overwrite: a final model to go on from, or its rollouts."""
     own = folder.resolve()
     for name, value in _paths(settings):
-        there = Path(value).resolve()
+        there = _file_of(value).resolve()
         if there == own or (own in there.parents and layout.owns(there.relative_to(own).parts[0])):
             yield (
                 f"{name}: {value} belongs to the run in {folder}, which --overwrite deletes first; choose another "
@@ -123,8 +126,14 @@ def _paths(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
         for inner in value:
             yield from _paths(inner, name)
     # lexists: no error for what cannot be a path, such as a name that is too long.
-    elif isinstance(value, str) and name.rpartition(".")[2] in _READ and os.path.lexists(value):
+    elif isinstance(value, str) and name.rpartition(".")[2] in _READ and os.path.lexists(_file_of(value)):
         yield name, value
+
+
+def _file_of(value: str) -> Path:
+    """The file or folder that a setting names."""
+    file, colon, _ = value.removeprefix("trl:").rpartition(":")
+    return Path(os.path.expanduser(file if colon and file.endswith(".py") else value))
 
 
 def _link_problems(folder: Path, names: set[str], layout: Layout) -> list[str]:

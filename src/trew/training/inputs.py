@@ -4,8 +4,10 @@ they are."""
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from ..models import loading
 from ..models.files import digest_of_sample
@@ -15,7 +17,8 @@ from .planning import Plan
 def inputs_of(plan: Plan) -> dict[str, str]:
     """Digests by name; of models that are here."""
     here = {name: folder for name, model in _models(plan) if (folder := loading.folder(model)) is not None}
-    return {**_code(plan), **{name: digest_of_sample(folder) for name, folder in here.items()}}
+    models = {name: digest_of_sample(folder) for name, folder in here.items()}
+    return {**_code(plan), **models, **_tokenizer(plan.renderer.tokenizer)}
 
 
 def needs_reference(plan: Plan) -> bool:
@@ -38,6 +41,19 @@ def _code(plan: Plan) -> dict[str, str]:
         if file.suffix == ".py" and file.is_file():
             found[f"environment: {file.name}"] = hashlib.sha256(file.read_bytes()).hexdigest()
     return found
+
+
+_PROBE = "The 12 cats' naïve café…\n\tif x == 3.14: return [x]  # 日本 "
+"""Words, numbers, spaces, code and other scripts: normalisers and splits of tokenizers differ in these."""
+
+
+def _tokenizer(tokenizer: Any) -> dict[str, str]:
+    """Digests of a tokenizer and its chat template: they are read again from the model's folder, and other ones would
+    make other prompts of the same data. By what it does and not by its files, which versions write differently."""
+    ids = tokenizer(_PROBE, add_special_tokens=True)["input_ids"]
+    known = [sorted(tokenizer.get_vocab().items()), tokenizer.bos_token_id, tokenizer.eos_token_id, ids]
+    found = {"tokenizer": known, "chat template": tokenizer.chat_template}
+    return {name: hashlib.sha256(json.dumps(value).encode()).hexdigest() for name, value in found.items()}
 
 
 def _models(plan: Plan) -> Iterator[tuple[str, str]]:

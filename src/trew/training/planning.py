@@ -107,7 +107,7 @@ def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -
         *of_lengths,
         *renderer.notes(rendered),
         *(episodes.notes(config) if config.plays else ()),
-        *rewards.unserved_notes(prompts),
+        *rewards.column_notes(prompts),
         *right.note(config, rewards),
         *(rewards.thought_notes() if renderer.opens_thought(rendered) else ()),
         *rewards.code,

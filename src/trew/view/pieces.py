@@ -64,7 +64,7 @@ def _paths(name: str, folder: Path) -> list[Path]:
         return [] if found is None else [found / _FILE]
     if "\0" in name:
         return []
-    path = Path(name).expanduser() / _FILE
+    path = Path(os.path.expanduser(name)) / _FILE
     if path.is_absolute() or path.is_file():
         return [path]
     beside = [parent / path for parent in (folder.parent, folder.parent.parent)]

@@ -21,6 +21,7 @@ from .base import Task
 HUB_SOURCE = "openai/gsm8k"
 INSTRUCTION = 'Think step by step, and put the final answer as a number after "####" at the end.'
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
+_THOUSANDS = re.compile(r"-?\d{1,3}(,\d{3})+(\.\d+)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +86,9 @@ def final_answer(solution: str) -> str:
 
 def check_number(text: str) -> str:
     """A final answer as plain digits; raises BadRow for anything but a number."""
-    number = text.strip().replace(",", "").removeprefix("$")
+    number = text.strip().removeprefix("$")
+    if "," in number and _THOUSANDS.fullmatch(number):  # 72,000; no decimal comma, and no list
+        number = number.replace(",", "")
     if not _NUMBER.fullmatch(number):
         raise BadRow(f"the final answer must be a number, got {show(text.strip())}")
     return number

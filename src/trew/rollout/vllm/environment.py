@@ -139,7 +139,7 @@ def find(python: str = "") -> Path:
     """The interpreter to run vLLM with: the one given (``cluster.python``), else that of :func:`default_folder`, else
     the active virtual environment's if it has vLLM. Raises ConfigError where there is none."""
     if python:
-        path = Path(python).expanduser()
+        path = Path(os.path.expanduser(python))
         if not path.is_file() or not os.access(path, os.X_OK):
             raise ConfigError(f"cluster.python: got {python!r}, accepts the path of a Python that has vLLM")
         return path.absolute()  # not resolved: a virtual environment's python is a link out of it

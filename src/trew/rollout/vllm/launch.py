@@ -82,7 +82,7 @@ def options(config: Config, *, python: Path, model: Path, gpus: int) -> ServerOp
 
 def _tokenizer(name: str) -> str:
     """A hub id as it is, a folder by a path that means the same in a server's working directory."""
-    folder = Path(name).expanduser()
+    folder = Path(os.path.expanduser(name))
     return str(folder.absolute()) if name and folder.is_dir() else name
 
 

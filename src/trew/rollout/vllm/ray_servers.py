@@ -215,7 +215,7 @@ def _absolute(config: Config) -> Config:
     tokenizer, python = config.tokenizer, config.cluster.python
     if tokenizer and Path(tokenizer).is_dir():
         tokenizer = str(Path(tokenizer).absolute())
-    python = str(Path(python).expanduser().absolute()) if python else ""
+    python = str(Path(os.path.expanduser(python)).absolute()) if python else ""
     return dataclasses.replace(
         config, tokenizer=tokenizer, cluster=dataclasses.replace(config.cluster, python=python)
     )  # fmt: skip
