@@ -93,7 +93,7 @@ def test_gsm8k_rows_that_cannot_be_graded_are_refused(row: dict[str, Any], says:
         ("#### 1\n#### 2", "2"),
         ("#### $5", "5"),
         ("#### $1,234,567", "1234567"),
-    ],  # fmt: skip
+    ],
 )
 def test_final_answer(solution: str, gold: str) -> None:
     assert final_answer(solution) == gold

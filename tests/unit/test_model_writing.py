@@ -28,9 +28,14 @@ def test_a_full_disk_is_one_message_and_leaves_the_model_that_was_there(tmp_path
     folder = tmp_path / "final"
     folder.mkdir()
     (folder / "kept").touch()
-    with pytest.raises(CheckpointError) as caught, written_whole(folder) as work:
-        (work / "half").touch()
-        raise error
+
+    def write() -> None:
+        with written_whole(folder) as work:
+            (work / "half").touch()
+            raise error
+
+    with pytest.raises(CheckpointError) as caught:
+        write()
     told = str(caught.value)
     assert FULL in told
     assert "free some space" in told

@@ -43,6 +43,8 @@ def recomputing(model: PreTrainedModel) -> Iterator[None]:
     finally:
         for layer, (training, on) in zip(found, before, strict=True):
             layer.training, layer.gradient_checkpointing = training, on
+            # It refers to the layer, which would then wait for the garbage collector.
+            layer.__dict__.pop("_gradient_checkpointing_func", None)
 
 
 def _recomputed(layer: GradientCheckpointingLayer, function: Callable[..., Any], *args: Any, **options: Any) -> Any:

@@ -8,10 +8,14 @@ from typing import Any
 from .positions import OWN_POSITIONS
 
 _NOT_GENERATIVE = ("ForMaskedLM", "Classification", "ForQuestionAnswering", "RewardModel", "ForMultipleChoice")
-_DECODERS_ON_REQUEST = frozenset({
-    "bert", "bert-generation", "big_bird", "electra", "ernie", "megatron-bert", "rembert", "roc_bert", "roformer",
-})  # fmt: skip
-"""Kinds of encoders that are decoders where ``is_decoder`` says so."""
+_ENCODERS = (
+    "bert", "bert-generation", "big_bird", "electra", "ernie", "megatron-bert", "rembert", "roc_bert", "roformer"
+)  # fmt: skip
+_CAUSAL_IF = {
+    **dict.fromkeys(_ENCODERS, ("is_decoder", True)),
+    "xlm": ("causal", True), "flaubert": ("causal", True), "xlnet": ("attn_type", "uni"),
+}  # fmt: skip
+"""Kinds of models that are causal only where their configuration says so, and how it does."""
 
 
 def causal_problems(config: dict[str, Any], name: str) -> list[str]:
@@ -47,6 +51,7 @@ def _looks_ahead(config: dict[str, Any]) -> str:
             return "is_causal = false"
         if table.get("use_bidirectional_attention") in (True, "all"):  # "vision": images alone
             return f"use_bidirectional_attention = {json.dumps(table['use_bidirectional_attention'])}"
-    if config.get("model_type") in _DECODERS_ON_REQUEST and not config.get("is_decoder"):
-        return f"model_type {config['model_type']!r} without is_decoder = true"
+    key, wanted = _CAUSAL_IF.get(str(config.get("model_type")), ("", None))
+    if key and config.get(key) != wanted:
+        return f"model_type {config['model_type']!r} without {key} = {json.dumps(wanted)}"
     return ""

@@ -23,7 +23,7 @@ from . import files, integrity
 from .default import DEFAULT_MODEL, cached, fetch_default
 from .positions import positions_of
 from .quiet import quiet
-from .writing import written_whole
+from .writing import tell_own_head, written_whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -426,6 +426,7 @@ def export(
 
     ``extra_files`` may write more files into the folder that it receives; ``mode`` are the folder's permissions.
     """
+    tell_own_head(model.config, model)
     with written_whole(Path(folder), mode=mode) as work:
         with quiet():
             model.save_pretrained(work)
@@ -439,9 +440,7 @@ def fill(plain: PreTrainedModel, tensors: Mapping[str, Tensor], *, like: PreTrai
     # assign: parameters on meta have no memory to copy into.
     plain.load_state_dict(dict(tensors), assign=True)
     # The assignment has made two tensors of tied weights. A file may have both although config.json says that they are.
-    head: Any = like.get_output_embeddings()
-    if head is not None and head.weight is not like.get_input_embeddings().weight:
-        plain.config.get_text_config().tie_word_embeddings = plain.config.tie_word_embeddings = False
+    tell_own_head(plain.config, like)
     plain.tie_weights()
     for name, buffer in list(plain.named_buffers()):  # buffers that no file holds: rotary tables
         owner, _, kind = name.rpartition(".")

@@ -19,6 +19,7 @@ import hashlib
 import importlib
 import logging
 import math
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -200,6 +201,9 @@ def with_adapters(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
 # Which layers
 
 
+_ROUTERS = re.compile(r"Router|Grouped")
+
+
 def linear_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
     """Returns a model's linear layers by name, without its output head; includes GPT-2's, which are transposed."""
     from transformers.pytorch_utils import Conv1D
@@ -208,7 +212,8 @@ def linear_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
     return {
         name: layer
         for name, layer in model.named_modules()
-        if type(layer) in (nn.Linear, Conv1D) and layer is not head  # subclasses, like routers, may return more
+        # Routers that are linear layers too return more than a product.
+        if isinstance(layer, nn.Linear | Conv1D) and not _ROUTERS.search(type(layer).__name__) and layer is not head
     }
 
 
@@ -272,8 +277,11 @@ def insert(model: PreTrainedModel, config: LoraConfig, *, name: str) -> Any:
             warnings.simplefilter("ignore")  # about attributes that transformers renamed
             wrapped = peft.get_peft_model(model, how)
     except (ValueError, TypeError, NotImplementedError) as error:
-        why = files.cause(error)
-        raise ModelError(f"lora: peft cannot put adapters into {type(model).__name__}: {why}") from error
+        why = files.cause(error).rstrip("( ")
+        raise ModelError(
+            f"lora.targets: peft cannot put adapters into all of these layers of {type(model).__name__}: {why}; choose "
+            "some, such as those of the attention"
+        ) from error
     wrapped.peft_config[NAME].base_model_name_or_path = name
     assert wrapped.get_base_model() is model
     adapted = lora_layers(model).keys()

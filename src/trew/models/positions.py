@@ -51,7 +51,8 @@ def notes(table: Mapping[str, Any]) -> list[str]:
     limit, why = min(_limits(table), default=(None, ""))
     if limit is None or (said is not None and said <= limit):
         return []
-    return [f"model: of its {said} positions, {limit} are used: beyond them {why}"]
+    many = f"of its {said} positions, {limit}" if said is not None else f"{limit} positions"
+    return [f"model: {many} are used: beyond them {why}"]
 
 
 def _limits(table: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
@@ -62,7 +63,7 @@ def _limits(table: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
     scale = table.get("floor_scale")
     if table.get("attn_temperature_tuning") and isinstance(scale, int | float):
         # floor((p + 1) / scale) is 0 for all positions p from 0 to scale - 2.
-        yield int(scale) - 1, "its attention's temperature (attn_temperature_tuning) would count padding"
+        yield max(1, int(scale) - 1), "its attention's temperature (attn_temperature_tuning) would count padding"
     for name in ("index_topk", "keep_window_size"):
         if isinstance(k := table.get(name), int):
             yield k, f"its attention chooses tokens ({name}) among padding and later ones too"

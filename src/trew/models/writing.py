@@ -6,6 +6,7 @@ import contextlib
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 
@@ -43,3 +44,10 @@ def _reason(error: OSError | SafetensorError) -> str:
     if isinstance(error, shutil.Error) and error.args and isinstance(error.args[0], list) and error.args[0]:
         return str(error.args[0][0][-1])  # (from, to, why) of each file that could not be copied
     return getattr(error, "strerror", None) or str(error)
+
+
+def tell_own_head(config: Any, model: Any) -> None:
+    """Has ``config`` say that the head is not tied, where ``model`` has one of its own."""
+    head = model.get_output_embeddings()
+    if head is not None and head.weight is not model.get_input_embeddings().weight:
+        config.get_text_config().tie_word_embeddings = config.tie_word_embeddings = False
