@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 WRITTEN = (".jsonl", ".parquet")
 SUFFIXES = (".jsonl", ".json", ".parquet", ".jsonl.gz", ".json.gz")
 _BATCH_ROWS = 4096  # of a parquet file, decoded at a time
+_MESSAGE = frozenset({"role", "content"})
+_WITH_ABSENT_KEYS = "extra_info"  # verl's column: a null key of it means that it is absent, as in messages
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # a cheap first check; pairs are fine, lone surrogates are refused
 
 
@@ -277,7 +279,9 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     half a file.
 
     Parquet needs one type per column and has no empty structs: empty objects are written as null, and a column of mixed
-    types raises DataError. Raises ConfigError for a path that is not writable, StorageError for a full disk.
+    types, or of objects with different keys, raises DataError. Only keys that messages and ``extra_info`` lack in some
+    rows become null, which their readers take for absent. Raises ConfigError for a path that is not writable,
+    StorageError for a full disk.
     """
     with output_file(path):
         _write_aside(path, rows)
@@ -325,6 +329,7 @@ def _write_parquet(file: Any, rows: Sequence[Mapping[str, Any]]) -> None:
         except (pa.ArrowException, OverflowError) as error:
             reason = str(error).split("\n", 1)[0]
             raise DataError(f"column {name!r} cannot be written to parquet: {reason}; write .jsonl instead") from None
+        _refuse_changed(name, [row.get(name) for row in rows], arrays[name].to_pylist())
     pq.write_table(pa.table(arrays), file)
 
 
@@ -337,3 +342,36 @@ def _no_empty_structs(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_no_empty_structs(v) for v in value]
     return value
+
+
+def _refuse_changed(name: str, values: Sequence[Any], stored: Sequence[Any]) -> None:
+    """Raises DataError if what parquet stores of a column is not what was given: it finds one type for all rows."""
+    absent = name == _WITH_ABSENT_KEYS
+    for number, (value, back) in enumerate(zip(values, stored, strict=True), start=1):
+        if not _same(value, back, absent=absent):
+            raise DataError(
+                f"column {name!r} cannot be written to parquet: mixed types: row {number} has {show(value)}, which "
+                f"would become {show(back)}; write .jsonl instead, or give all its values one type and the same keys"
+            )
+
+
+def _same(value: Any, back: Any, *, absent: bool) -> bool:
+    """Whether ``back`` is ``value`` in value and type, but for lists in place of tuples and null in place of empty
+    objects; with ``absent`` also null in place of keys that are missing."""
+    if callable(plain := getattr(value, "tolist", None)):  # numpy's arrays and numbers
+        value = plain()
+    if isinstance(value, Mapping):
+        if not isinstance(back, Mapping):
+            return back is None and _no_empty_structs(value) is None
+        added = back.keys() - value.keys()
+        may_lack = absent or value.keys() >= _MESSAGE
+        return all(may_lack and back[key] is None for key in added) and all(
+            _same(inner, back.get(key), absent=absent) for key, inner in value.items()
+        )
+    if isinstance(value, (list, tuple)):
+        return isinstance(back, list) and len(value) == len(back) and all(
+            _same(one, other, absent=absent) for one, other in zip(value, back, strict=True)
+        )  # fmt: skip
+    # A bool is an int to Python, and NaN is not equal to itself.
+    alike = isinstance(value, type(back)) and isinstance(value, bool) == isinstance(back, bool)
+    return alike and (value == back or (value != value and back != back))

@@ -21,6 +21,10 @@ _ALIASES = {"train": ("train",), "test": ("test",), "validation": ("validation",
 _SPLIT_FILE = re.compile(r"(?P<word>[a-z]+)(?P<rest>[-_.].*)?", re.DOTALL)
 # The datasets package has put a fingerprint behind the numbers: train-00000-of-00002-a09b74b3ef9c3b56.
 _SHARD = re.compile(r"-(?P<number>\d{5})-of-(?P<total>\d{5})(-[0-9a-f]{16})?$")
+# Names that look like a split to evaluate on, whether or not trew reads them as one.
+_LIKE_EVAL = re.compile(r"(test|validation|valid|val|dev|eval)(?![^\W_])", re.IGNORECASE)
+_LIKE_TRAIN = re.compile(r"train(?![^\W_])", re.IGNORECASE)
+_NO_ROWS = frozenset({".py", ".ipynb", ".sh", ".md", ".log", ".toml", ".yaml", ".yml"})  # code, notes and settings
 EVAL_SPLITS = ("test", "validation")  # in order of preference
 
 
@@ -55,6 +59,27 @@ def read_eval_split_of(source: str) -> Split | None:
         return None  # a named split such as train_sft has no well-known counterpart
     name = next(_among(EVAL_SPLITS, hub.split_names(parsed)), None)
     return hub.read_split(parsed, name) if name else None
+
+
+def unread_eval_note(source: str) -> str:
+    """What beside training rows looks like a test split and is not read, and what is; empty if there is nothing. For a
+    source of which :func:`read_eval_split_of` found none."""
+    path = _path(source)
+    if not path.is_dir() and not (path.is_file() and _LIKE_TRAIN.match(path.name)):
+        return ""
+    try:
+        inside = sorted(p.name + "/" * p.is_dir() for p in (path if path.is_dir() else path.parent).iterdir())
+    except OSError:
+        return ""
+    unread = [name for name in inside if _LIKE_EVAL.match(name) and Path(name).suffix.lower() not in _NO_ROWS]
+    if not unread:
+        return ""
+    shown = ", ".join(unread[:3]) + (f" and {len(unread) - 3} more" if len(unread) > 3 else "")
+    words = ", ".join(word for name in EVAL_SPLITS for word in _ALIASES[name])
+    return (
+        f"{shown} beside it {'is' if len(unread) == 1 else 'are'} not read: beside train.*, in lower case, trew reads "
+        f"files named {words} that end in {', '.join(SUFFIXES)}; rename or convert it, or give data.eval"
+    )
 
 
 def _path(source: str) -> Path:

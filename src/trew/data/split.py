@@ -11,6 +11,7 @@ from typing import Any
 from ..errors import DataError
 from ..types import Prompt
 from .draws import Permutation
+from .sources import unread_eval_note
 
 
 def content_key(prompt: Prompt) -> str:
@@ -49,7 +50,7 @@ def hold_out(prompts: Sequence[Prompt], *, size: int, seed: int, source: str) ->
             f"{source}: eval.size = {size} rows would be held out of training, but there are only "
             f"{len(set(map(content_key, prompts)))} different prompts; lower eval.size, or give data.eval"
         )
-    note = f"{source}: no test split found; {size} rows held out of training (chosen by the seed)"
+    note = f"{source}: no test split found{_unread(source)}; {size} rows held out of training (chosen by the seed)"
     if repeats := len(prompts) - len(held) - len(train):
         note += f", and {repeats} {'repeat' if repeats == 1 else 'repeats'} of them left out"
     return train, held, note
@@ -60,9 +61,15 @@ def _refuse_small(prompts: Sequence[Prompt], *, size: int, source: str) -> None:
         return
     smaller = f"set eval.size to at most {len(prompts) // 2}, or " if len(prompts) > 1 else ""
     raise DataError(
-        f"{source}: there is no test split, so eval.size = {size} rows would be held out of training, but there are "
-        f"only {len(prompts)} rows; {smaller}give data.eval"
+        f"{source}: there is no test split{_unread(source)}, so eval.size = {size} rows would be held out of training, "
+        f"but there are only {len(prompts)} rows; {smaller}give data.eval"
     )
+
+
+def _unread(source: str) -> str:
+    """In parentheses, what looks like a test split of the source and is not read; empty for nothing."""
+    unread = unread_eval_note(source)
+    return f" ({unread})" if unread else ""
 
 
 def repeat_note(prompts: Iterable[Prompt], what: str) -> list[str]:

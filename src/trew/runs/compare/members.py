@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from ...errors import DataError
 from ...rewards.names import judge_rank, names_of
+from ...utils.metric_rows import is_evaluation
 from ...utils.toml import flatten
 from ..report import RunData, load_run
 from ..report.read import load_samples
@@ -69,6 +72,10 @@ class Member:
         groups = sum(row.get("groups_sampled") or 0 for row in self.data.rows)
         return int(groups) * int(self.settings.get("rollout.completions", 1))
 
+    def lost_rows(self, since: int = 1) -> str:
+        """:func:`_lost_rows` of its steps from ``since`` on."""
+        return _lost_rows(self.data, since)
+
     def evaluation(self) -> dict[str, Any]:
         """The settings that decide what an evaluation measures, besides the data: how completions are sampled, and what
         counts as correct."""
@@ -105,7 +112,40 @@ def load_member(folder: Path) -> Member:
     settings = {k: v for k, v in table.items() if k not in ("seed", "out")}
     if settings.get("teacher.endpoint"):
         settings["teacher.model"] = _served(folder)
-    return Member(data, seed, settings, _evaluations(folder, data.rows))
+    if lost := _lost_rows(data):
+        data = replace(data, notes=(*data.notes, f"{lost}: what is counted over its steps is not exact"))
+    return Member(data, seed, settings, _evaluations(folder, data))
+
+
+def _last_step(data: RunData) -> int | None:
+    """The step that a finished run ended with, after which it was evaluated; None where that is not known."""
+    steps = data.summary.get("steps")
+    return steps if isinstance(steps, int) and not isinstance(steps, bool) else None
+
+
+def _lost_rows(data: RunData, since: int = 1) -> str:
+    """What a finished run's metrics.jsonl lacks, or has twice, of the rows of its steps from ``since`` on: each step
+    writes one. Empty if nothing."""
+    last = _last_step(data)
+    if last is None:
+        return ""
+    count = Counter(row["step"] for row in data.rows if since <= row["step"] <= last and not is_evaluation(row))
+    # As ranges: a damaged summary may tell of any number of steps.
+    gaps = [(one + 1, other - 1) for one, other in pairwise([since - 1, *sorted(count), last + 1]) if other > one + 1]
+    twice = [(step, step) for step, times in sorted(count.items()) if times > 1]
+    told = [f"{verb} the {_steps(at)}" for verb, at in (("lacks", gaps), ("repeats", twice)) if at]
+    return f"metrics.jsonl {' and '.join(told)}" if told else ""
+
+
+def _steps(ranges: Sequence[tuple[int, int]], most: int = 3) -> str:
+    """
+    >>> _steps([(3, 3)]), _steps([(3, 5), (7, 7)])
+    ('row of step 3', 'rows of steps 3 to 5, 7')
+    """
+    shown = ", ".join(str(one) if one == last else f"{one} to {last}" for one, last in ranges[:most])
+    more = f" and {len(ranges) - most} more places" if len(ranges) > most else ""
+    several = len(ranges) > 1 or ranges[0][0] != ranges[0][1]
+    return f"{'rows of steps' if several else 'row of step'} {shown}{more}"
 
 
 def _served(folder: Path) -> str:
@@ -118,8 +158,9 @@ def _served(folder: Path) -> str:
     return str(known.get("model", "")) if isinstance(known, dict) else ""
 
 
-def _evaluations(folder: Path, rows: Sequence[Mapping[str, Any]]) -> tuple[tuple[int, float], ...]:
+def _evaluations(folder: Path, data: RunData) -> tuple[tuple[int, float], ...]:
     """(step, accuracy) of each evaluation. Raises DataError where they are missing or judged nothing."""
+    rows = data.rows
     # By step: a resumed run may have repeated an evaluation, and the later one counts.
     found = {row["step"]: row["eval_accuracy"] for row in rows if "eval_accuracy" in row}
     evals = {step: accuracy for step, accuracy in found.items() if accuracy is not None}
@@ -136,6 +177,12 @@ def _evaluations(folder: Path, rows: Sequence[Mapping[str, Any]]) -> tuple[tuple
         )
     if not evals:
         raise DataError(f"{folder}: has no evaluation in metrics.jsonl; let it run, or leave it out")
+    # Every run is evaluated after its last step, whatever eval.every is.
+    if (last := _last_step(data)) is not None and last not in evals:
+        raise DataError(
+            f"{folder}: metrics.jsonl lacks the evaluation after step {last}, the last one, and has one after step "
+            f"{max(evals)}, whose accuracy would stand for it; put a backup of the file there, or leave the run out"
+        )
     return tuple(sorted(evals.items()))
 
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from ...errors import ConfigError, DataError, nearest
+from ...utils.metric_rows import is_evaluation
 from .members import Member
 
 ACCEPTS = "final, last:K, area, reach:ACCURACY (as reach:0.8), or COLUMN:K of metrics.jsonl (as reward:10)"
@@ -103,6 +104,8 @@ class Reach:
 
     def scores(self, members: Sequence[Member]) -> list[float]:
         _same_evaluations(members, f"reach:{self.accuracy:g}")
+        for m in members:
+            _refuse_lost(m)
         # The same end for every run: one that was trained longer must not have more time to get there.
         end = min(m.completions for m in members)
         return [min(self._reached(m), float(end)) for m in members]
@@ -141,7 +144,7 @@ class Column:
     def scores(self, members: Sequence[Member]) -> list[float]:
         found = []
         for m in members:
-            _, values = m.data.column(self.name)
+            steps, values = m.data.column(self.name)
             if not values:
                 raise DataError(
                     f"--metric: {m.name} has no {self.name!r}{nearest(self.name, m.data.metric_names())} in "
@@ -153,6 +156,9 @@ class Column:
                     f"--metric: {m.name} does not have {self.count} finite values of {self.name} at its end; give a "
                     "smaller number, or leave the run out"
                 )
+            # Without the row of a step, the value of an earlier one would be among the last ones.
+            if not any(self.name in row for row in m.data.rows if is_evaluation(row)):
+                _refuse_lost(m, since=steps[-self.count])
             found.append(float(np.mean([v for v in last if v is not None])))
         return found
 
@@ -208,6 +214,15 @@ def _same_evaluations(members: Sequence[Member], metric: str) -> list[int]:
             "eval.every, or use final"
         )
     return list(next(iter(steps)))
+
+
+def _refuse_lost(member: Member, since: int = 1) -> None:
+    """Raises DataError if rows of a run's steps from ``since`` on are lost or there twice."""
+    if lost := member.lost_rows(since):
+        raise DataError(
+            f"--metric: {member.name}: {lost}, which it counts; put a backup of the file there, leave the run out, or "
+            "use final"
+        )
 
 
 def _some(names: Sequence[str], most: int = 3) -> str:
