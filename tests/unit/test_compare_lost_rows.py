@@ -27,6 +27,11 @@ def compared(tmp_path, change, metric, **settings):
     return to_json(compare_runs(folders, Choices(metric=metric, unfinished="count")))
 
 
+def scores(found):
+    (group,) = found["groups"]
+    return [run["score"] for run in group["runs"]]
+
+
 @pytest.mark.parametrize("metric", ["final", "last:2", "area", "reach:0.4", "reward:2"])
 def test_a_finished_run_without_its_last_evaluation_is_refused(tmp_path, metric):
     """The evaluation after step 5 was its accuracy at the end."""
@@ -35,7 +40,8 @@ def test_a_finished_run_without_its_last_evaluation_is_refused(tmp_path, metric)
 
 
 def test_an_unfinished_run_counts_with_its_last_evaluation(tmp_path):
-    compared(tmp_path, without(5, "eval_accuracy"), "final", finished=False)
+    found = compared(tmp_path, without(5, "eval_accuracy"), "final", finished=False)
+    assert scores(found) == [0.25, 0.1, 0.3], "the second has that of step 0 left"
 
 
 @pytest.mark.parametrize("steps", [None, "10", True, float("inf")])
@@ -45,7 +51,7 @@ def test_a_summary_that_does_not_tell_the_last_step_refuses_nothing(tmp_path, st
         summary = json.loads((folder / "summary.json").read_text())
         (folder / "summary.json").write_text(json.dumps({**summary, "steps": steps}))
     edited(folders[0], without(10, "eval_accuracy"))
-    compare_runs(folders, Choices())
+    assert scores(to_json(compare_runs(folders, Choices()))) == [0.25, 0.5], "of the first, that after step 5"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import os
 import re
 import tempfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -361,17 +361,22 @@ def _same(value: Any, back: Any, *, absent: bool) -> bool:
     if callable(plain := getattr(value, "tolist", None)):  # numpy's arrays and numbers
         value = plain()
     if isinstance(value, Mapping):
-        if not isinstance(back, Mapping):
-            return back is None and _no_empty_structs(value) is None
-        added = back.keys() - value.keys()
-        may_lack = absent or value.keys() >= _MESSAGE
-        return all(may_lack and back[key] is None for key in added) and all(
-            _same(inner, back.get(key), absent=absent) for key, inner in value.items()
-        )
+        return _same_object(value, back, absent=absent)
     if isinstance(value, (list, tuple)):
-        return isinstance(back, list) and len(value) == len(back) and all(
-            _same(one, other, absent=absent) for one, other in zip(value, back, strict=True)
-        )  # fmt: skip
+        return isinstance(back, list) and _all_same(zip(value, back, strict=False), absent) and len(value) == len(back)
     # A bool is an int to Python, and NaN is not equal to itself.
     alike = isinstance(value, type(back)) and isinstance(value, bool) == isinstance(back, bool)
     return alike and (value == back or (value != value and back != back))
+
+
+def _same_object(value: Mapping[str, Any], back: Any, *, absent: bool) -> bool:
+    if not isinstance(back, Mapping):
+        return back is None and _no_empty_structs(value) is None
+    added = back.keys() - value.keys()
+    if added and not (absent or value.keys() >= _MESSAGE):
+        return False
+    return all(back[key] is None for key in added) and _all_same(((v, back.get(k)) for k, v in value.items()), absent)
+
+
+def _all_same(pairs: Iterable[tuple[Any, Any]], absent: bool) -> bool:
+    return all(_same(value, back, absent=absent) for value, back in pairs)

@@ -21,7 +21,7 @@ import logging
 import math
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -284,16 +284,22 @@ def insert(model: PreTrainedModel, config: LoraConfig, *, name: str) -> Any:
         ) from error
     wrapped.peft_config[NAME].base_model_name_or_path = name
     assert wrapped.get_base_model() is model
-    adapted = lora_layers(model).keys()
-    # peft matches names by suffix, and moves names to fused experts where it knows the architecture.
-    if other := sorted(adapted ^ chosen.keys()):
-        among = [name for name in ("q_proj", "k_proj", "v_proj", "o_proj") if any(n.endswith(name) for n in chosen)]
-        raise ModelError(
-            f"lora.targets: got {list(config.targets) or 'all linear layers'}, of which peft adapts others in "
-            f"{type(model).__name__} than those named ({', '.join(other[:3])}{', ...' if len(other) > 3 else ''}); "
-            f"choose layers outside of the experts{f', such as {among}' if among else ''}"
-        )
+    _refuse_others(model, config, chosen=chosen.keys())
     return wrapped
+
+
+def _refuse_others(model: PreTrainedModel, config: LoraConfig, *, chosen: Collection[str]) -> None:
+    """Raises ModelError where peft has adapted other layers than those chosen: it matches names by suffix, and moves
+    names to fused experts where it knows the architecture."""
+    other = sorted(lora_layers(model).keys() ^ set(chosen))
+    if not other:
+        return
+    among = [name for name in ("q_proj", "k_proj", "v_proj", "o_proj") if any(n.endswith(name) for n in chosen)]
+    raise ModelError(
+        f"lora.targets: got {list(config.targets) or 'all linear layers'}, of which peft adapts others in "
+        f"{type(model).__name__} than those named ({', '.join(other[:3])}{', ...' if len(other) > 3 else ''}); "
+        f"choose layers outside of the experts{f', such as {among}' if among else ''}"
+    )
 
 
 def lora_layers(model: nn.Module) -> dict[str, Any]:
