@@ -363,8 +363,8 @@ def _same(value: Any, back: Any, *, absent: bool) -> bool:
     if isinstance(value, Mapping):
         return _same_object(value, back, absent=absent)
     if isinstance(value, (list, tuple)):
-        return isinstance(back, list) and _all_same(zip(value, back, strict=False), absent) and len(value) == len(back)
-    # A bool is an int to Python, and NaN is not equal to itself.
+        return isinstance(back, list) and _all_same(zip(value, back, strict=True), absent)
+    # A bool is an int to Python, and to arrow behind an int; NaN is not equal to itself.
     alike = isinstance(value, type(back)) and isinstance(value, bool) == isinstance(back, bool)
     return alike and (value == back or (value != value and back != back))
 
