@@ -364,9 +364,8 @@ def _same(value: Any, back: Any, *, absent: bool) -> bool:
         return _same_object(value, back, absent=absent)
     if isinstance(value, (list, tuple)):
         return isinstance(back, list) and _all_same(zip(value, back, strict=True), absent)
-    # A bool is an int to Python, and to arrow behind an int; NaN is not equal to itself.
-    alike = isinstance(value, type(back)) and isinstance(value, bool) == isinstance(back, bool)
-    return alike and (value == back or (value != value and back != back))
+    # NaN is not equal to itself. A bool is an int to Python, but arrow refuses one among ints.
+    return isinstance(value, type(back)) and (value == back or (value != value and back != back))
 
 
 def _same_object(value: Mapping[str, Any], back: Any, *, absent: bool) -> bool:
