@@ -72,16 +72,17 @@ def _learner(parallel: Parallel | None, name: str, *, how: str, kind: str, rank:
     if rank:
         adapters = lora.attach(net, LoraConfig(rank=rank), name="tiny", seed=0)
         settings["adapters"] = adapters
-    reference = None
+    reference, shared = None, settings.pop("shared", True)  # memory, between ranks that share weights
     if settings.pop("with_reference", False):
         reference = copy.deepcopy(help.model(kind))
         settings["reference"] = reference
     if isinstance(parallel, Ranks) and how != "none":
+        over = sharding.mesh(parallel.place, "cpu", "hsdp" if how == "hsdp" else "fsdp")
+        memory = sharding.shared_memory(over) if shared else None
         for each in (net, reference):
             if each is not None:
-                over = sharding.mesh(parallel.place, "cpu", "hsdp" if how == "hsdp" else "fsdp")
                 low = torch.bfloat16 if settings.get("dtype") == "bfloat16" else None
-                sharding.shard(each, over, offload=how == "offload", low=low)
+                sharding.shard(each, over, offload=how == "offload", low=low, memory=memory)
     # Adam divides the gradient by its own size: where it is near adam_eps = 1e-8 its rounding moves a weight by a share
     # of the learning rate. After two steps of 1e-3, one process in float32 is up to 4.6e-5 from float64, and ranks
     # 5.8e-5 (an entry of a gradient of norm 9 is 1.11e-8 in float64, 1.34e-8 and 1.40e-8 here); at 1e-4 a tenth.
@@ -154,7 +155,7 @@ class Traffic(TorchDispatchMode):
 
 def traffic(ranks: Ranks, *, dtype: str) -> list[dict[str, int]]:
     """The bytes that a step of one pack gathers, and those that it reduces, by type."""
-    learner = _learner(ranks, "dr-grpo", how="fsdp", kind="llama", dtype=dtype, microbatch_tokens=4096)
+    learner = _learner(ranks, "dr-grpo", how="fsdp", kind="llama", dtype=dtype, microbatch_tokens=4096, shared=False)
     items = help.samples()
     learner.verify(items)
     learner.release()

@@ -86,6 +86,7 @@ class Ranks:
     def __init__(self, place: Place, *, device: str, join_s: float, wait_s: float) -> None:
         """Joins the group within ``join_s`` seconds, or raises LostRankError; an operation may then take ``wait_s``."""
         self.place, self.device = place, torch.device(device)
+        self.exchange = ""  # how ranks on CPUs exchange shards: it decides in which order gradients are added
         self.pulse = Pulse(place.rank)
         backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
         # Before the group is made: what is done without a device's name must not land on GPU 0.

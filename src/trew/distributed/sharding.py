@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from ..learner.recompute import layers
 from ..models.precision import converts_weights
 from ..models.sharded import copy_into
 from .ranks import Place, Ranks
+from .shared_memory import AllGather, ReduceScatter, SharedMemory
 
 
 def mesh(place: Place, device: str, how: str) -> DeviceMesh:
@@ -26,14 +27,28 @@ def mesh(place: Place, device: str, how: str) -> DeviceMesh:
     return init_device_mesh(kind, (place.size,), mesh_dim_names=("shard",))
 
 
-def shard(model: Any, over: DeviceMesh, *, offload: bool = False, low: torch.dtype | None = None) -> None:
+def shared_memory(over: DeviceMesh) -> SharedMemory | None:
+    """The memory by which ranks on CPUs exchange shards; None on GPUs, or where those that shard do not share any. All
+    ranks call this together."""
+    return SharedMemory.of(over.get_group("shard")) if over.device_type == "cpu" else None
+
+
+def shard(
+    model: Any,
+    over: DeviceMesh,
+    *,
+    offload: bool = False,
+    low: torch.dtype | None = None,
+    memory: SharedMemory | None = None,
+) -> None:
     """Shards ``model`` in place, layer by layer, and moves it to the mesh's device. Shards are float32, and so are the
     gradients that are summed over ranks, never averaged.
 
     ``low``: the type of products (autocast), in which the weights of layers are gathered: the products of one process,
     with half of what is sent and held. Embedding, final norm and head are gathered in float32: their gradients add up
     over all tokens, and the residual stream begins with the embedding. ``offload``: shards, gradients and the
-    optimizer's work stay in CPU memory.
+    optimizer's work stay in CPU memory. ``memory``: what :func:`shared_memory` gives; several models may use the same.
+    Without it, the ranks' backend exchanges shards.
     """
     how: dict[str, Any] = {"mesh": over}
     if offload:
@@ -47,6 +62,11 @@ def shard(model: Any, over: DeviceMesh, *, offload: bool = False, low: torch.dty
                 converts_weights(module)
     fully_shard(model, **how)  # what is in no layer: embedding, final norm, head
     for module in _sharded(model):
+        if memory:
+            gather, scatter = AllGather(memory), ReduceScatter(memory)
+            # Any: FSDP's base classes for them are private, and it calls what has their methods.
+            module.set_custom_all_gather(cast(Any, gather))
+            module.set_custom_reduce_scatter(cast(Any, scatter))
         # Denominators refer to the whole step, so a mean over ranks would be wrong; and gloo has no pre-multiplied sum.
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)

@@ -146,21 +146,23 @@ def _sharded(plan: Plan, ranks: Ranks) -> tuple[Any, Adapters | None, Any, Any]:
     alone reads the files."""
     from ..distributed import sharding  # imports FSDP, which takes long
 
-    if ranks.device.type == "cpu":  # a GPU's memory is torch's own affair
-        return_large_blocks()
     how = plan.config.cluster.shard
     if how == "auto":
         how = "hsdp" if ranks.place.nodes > 1 else "fsdp"
     over = sharding.mesh(ranks.place, str(ranks.device), how)
     offload = plan.config.cluster.offload == "all"
     low = torch.bfloat16 if plan.config.learner.dtype == "bfloat16" else None
+    memory = sharding.shared_memory(over)
+    if ranks.device.type == "cpu":  # a GPU's memory is torch's own affair
+        return_large_blocks()
+        ranks.exchange = "shared memory" if memory else "gloo"
     # The other ranks make tensors without values, which rank 0 fills.
     device = "meta" if ranks.rank else "cpu"
 
     def placed(model: Any) -> Any:
         # Before the model is sharded: afterwards it holds this rank's rows.
         source = None if ranks.rank else sharding.tensors_of(model)
-        sharding.shard(model, over, offload=offload, low=low)
+        sharding.shard(model, over, offload=offload, low=low, memory=memory)
         sharding.distribute(model, source, ranks)
         return model
 

@@ -260,8 +260,9 @@ class Program(ABC):
 
     @property
     def made_with(self) -> dict[str, str]:
-        """What its numbers are rounded by: the versions of libraries, device, threads and kernels."""
-        return {**versions(), **arithmetic(self.device, self.backend)}
+        """What its numbers are rounded by: the versions of libraries, device, threads, kernels and how ranks
+        exchange gradients."""
+        return {**versions(), **arithmetic(self.device, self.backend), **self.team.exchange}
 
     def _other_data(self, found: Remembered) -> list[str]:
         """A message for data other than the checkpoint's, with what to do; empty if they are the same."""

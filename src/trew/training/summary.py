@@ -129,5 +129,6 @@ def summarize(program: PolicyProgram) -> dict[str, Any]:
         "before": s.before, "after": s.last_eval,
         "warnings": [asdict(finding) for finding in program.health.found],
         "notes": list(program.plan.notes), "versions": versions(),
-        "device": program.plan.device, "arithmetic": arithmetic(program.device, program.backend),
+        "device": program.plan.device,
+        "arithmetic": {**arithmetic(program.device, program.backend), **program.team.exchange},
     }  # fmt: skip

@@ -32,6 +32,12 @@ class Team:
         """The number of ranks that write a part of every checkpoint."""
         return self.orders.ranks.size if self.orders is not None and self.sharded else 1
 
+    @property
+    def exchange(self) -> dict[str, str]:
+        """How ranks on CPUs exchange shards of weights and gradients, by the name of this; empty without."""
+        how = self.orders.ranks.exchange if self.orders is not None else ""
+        return {"exchange between ranks": how} if how else {}
+
     def step(self, step: int) -> None:
         """Lets all ranks begin a step."""
         if self.orders is not None:
