@@ -212,10 +212,27 @@ def test_a_batch_of_more_rows_than_there_are_is_said_to_pass_over_them_more_ofte
     recipe.write_text(WARM.replace("batch = 8", "batch = 1"))
     paths = [f"model={place / 'model'}", f"data.train={place / 'rows.jsonl'}"]
     rows = plan(load(recipe, paths)).config.steps
-    said = [note for note in plan(load(recipe, [*paths, f"sft.batch={2 * rows}"])).notes if "sft.epochs" in note]
-    more = "2 passes over them, since sft.batch is more than they are"
-    assert said == [f"sft.epochs = 1: {rows} rows make 1 steps of {2 * rows}, {more}"]
+    notes = plan(load(recipe, [*paths, f"sft.batch={2 * rows}"])).notes
+    said = [note for note in notes if "sft.epochs" in note or "passes" in note]
+    more = "a step has rows several times, since sft.batch is more than they are: 2 passes"
+    assert said == [f"sft.epochs = 1: {rows} rows make 1 steps of {2 * rows}", more]
     assert not any("passes" in note for note in plan(load(recipe, [*paths, f"sft.batch={rows}"])).notes)
+    # Where steps say how long, as well.
+    counted = plan(load(recipe, [*paths, "sft.epochs=0", "steps=4", f"sft.batch={2 * rows}"])).notes
+    assert [note.rpartition(" ")[0].rpartition(": ")[2] for note in counted if "passes" in note] == ["8"]
+
+
+def test_how_often_the_rows_of_each_data_set_are_learned_is_said(place, tmp_path):
+    lines = (place / "rows.jsonl").read_text().splitlines(keepends=True)
+    sets = []
+    for name, some, weight in (("few", lines[:2], 3), ("many", lines[2:10], 1)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(some))
+        own = {"train": str(tmp_path / f"{name}.jsonl"), "eval": str(place / "rows.jsonl")}
+        sets.append({"name": name, "task": "demonstrations", "weight": weight, **own})
+    table = recipe(place, "sets", sft={"epochs": 2, "batch": 5}, eval={"every": 0, "size": 1})
+    config = parse(table | {"data": sets})
+    (said,) = (note for note in plan(config).notes if "passes" in note)
+    assert said.endswith("passes: 7.5 over 'few', 0.625 over 'many'")  # of 20 rows, 15 and 5
 
 
 def test_settings_without_effect_and_rows_that_are_read_otherwise_are_said(place, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from itertools import pairwise
 from typing import Any
 
@@ -84,6 +85,18 @@ def test_a_template_that_rewrites_earlier_turns_gives_a_rollout_for_each_answer(
     assert learned(render, first) == ["<think>hm</think>yes<|im_end|>"]
     assert learned(render, second) == ["<think>hm</think>no<|im_end|>"]
     assert "hm" not in render.decode_whole(second.prompt_ids)  # as the policy would be asked
+
+
+def test_a_template_that_ends_no_turn_gives_a_rollout_for_each_answer():
+    render = renderer("{% for m in messages %}{{ m['content'] }}\n{% endfor %}")
+    encoder = Encoder(render, loss_on="all")
+    first, second = encoder.encode(prompt(TALK))
+    assert encoder.split == 1
+    assert [learned(render, one) for one in (first, second)] == [["yes\n<|im_end|>"], ["no\n<|im_end|>"]]
+    # As the policy would be asked: without an end token after the first answer.
+    assert render.decode_whole(second.prompt_ids) == render.apply(TALK[:4])
+    (last,) = Encoder(render, loss_on="last").encode(prompt(TALK))
+    assert second.prompt_ids.tolist() == last.prompt_ids.tolist()
 
 
 @pytest.mark.parametrize(
@@ -241,7 +254,7 @@ def sampled(token: int, score: float | None, **parts: float) -> dict[str, Any]:
 def test_rollouts_are_chosen_by_the_reward_that_was_asked_for_and_once(args, kept):
     rows = [
         sampled(3, 1.0, form=1.0), sampled(3, 1.0, form=1.0), sampled(4, 2.0, form=0.0), sampled(5, 0.5, form=0.2),
-        sampled(6, None, form=1.0), sampled(7, 0.0),
+        sampled(6, None, form=1.0), sampled(7, 0.0), sampled(8, math.nan),
     ]  # fmt: skip
     split = Split("run", "run", [Row("row", values) for values in rows])
     assert [p.columns["token_ids"] for p in Rollouts(**args).prompts(split)] == [[token] for token in kept]

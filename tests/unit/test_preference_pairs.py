@@ -70,6 +70,9 @@ def test_texts_as_they_stand_or_as_a_chat(tmp_path):
     assert task.prepared(prompt) == {"prompt": list(map(dict, prompt.messages or ())), "chosen": "4", "rejected": "5"}
 
 
+ANSWER = {"role": "assistant", "content": "a"}
+
+
 @pytest.mark.parametrize(
     ("row", "why"),
     [
@@ -77,14 +80,24 @@ def test_texts_as_they_stand_or_as_a_chat(tmp_path):
         ({"prompt": "q", "chosen": "a", "rejected": " \n"}, "column 'rejected' is empty"),
         ({"prompt": "q", "chosen": "a", "rejected": None}, "has no 'rejected'"),
         ({"chosen": "a", "rejected": "b"}, "has no 'prompt'"),
-        ({"prompt": ASKED, "chosen": "a", "rejected": [*ASKED, *ASKED]}, "must end with a message of the assistant"),
+        ({"prompt": ASKED, "chosen": "a", "rejected": [*ASKED, *ASKED]}, "must be a message of the assistant"),
         ({"prompt": "q", "chosen": "a", "rejected": "b", "tools": [1]}, "has 'tools'"),
+        ({"prompt": "q", "chosen": "a", "rejected": "b", "tools": '[{"type": "function"}]'}, "has 'tools'"),
+        ({"prompt": ASKED, "chosen": [ANSWER | {"tool_calls": [{}]}], "rejected": "b"}, "has 'tool_calls'"),
+        ({"prompt": ASKED, "chosen": [ANSWER | {"reasoning_content": "because"}], "rejected": "b"}, "has 'reasoning_c"),
     ],
 )
 def test_rows_that_are_no_pair_are_refused(tmp_path, row, why):
     with pytest.raises(DataError, match=why) as refused:
         read(tmp_path, row)
     assert "line 1" in str(refused.value)
+
+
+@pytest.mark.parametrize("nothing", [None, [], "[]", "{}", "null", ""])
+def test_rows_without_tools_and_keys_without_values_are_read(tmp_path, nothing):
+    chosen = [ANSWER | {"tool_calls": None, "reasoning_content": None}]
+    (prompt,) = read(tmp_path, {"prompt": ASKED, "chosen": chosen, "rejected": "b", "tools": nothing})
+    assert prompt.columns["pair"] == {"chosen": "a", "rejected": "b"}
 
 
 def test_a_file_without_answers_says_which_columns_it_has(tmp_path):

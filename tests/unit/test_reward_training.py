@@ -28,6 +28,7 @@ from trew.reward_training.agreement import agreement, auc, pair_accuracy
 from trew.reward_training.data import Encoded
 from trew.reward_training.packed import best
 from trew.reward_training.pairs import divide, make_pair, pairs_of_run
+from trew.reward_training.planning import plan
 from trew.reward_training.program import RewardProgram
 from trew.reward_training.settings import dumps, load_settings
 from trew.reward_training.settings import problems as value_problems
@@ -201,7 +202,10 @@ ROWS = [
     ({"prompt": "q", "chosen": 1, "rejected": "b"}, "'chosen' must be text or a list of messages"),
     ({"prompt": "", "chosen": "a", "rejected": "b"}, "column 'prompt' is empty"),
     ({"chosen": "a", "rejected": "b"}, "has no 'prompt'"),
-    ({"prompt": USER, "chosen": USER, "rejected": "b"}, "must end with a message of the assistant"),
+    ({"prompt": USER, "chosen": USER, "rejected": "b"}, "must be a message of the assistant"),
+    ({"prompt": USER, "chosen": "a", "rejected": "b", "tools": [1]}, "has 'tools'"),
+    ({"prompt": USER, "chosen": "a", "rejected": "b", "chat_template_kwargs": {"x": 1}}, "has 'chat_template_kwargs'"),
+    ({"prompt": USER, "chosen": [{"role": "assistant", "content": "a", "thinking": "b"}], "rejected": "b"}, "role and"),
     (
         {"prompt": "q", "chosen": [*USER, {"role": "assistant", "content": "a"}], "rejected": "b"},
         "another conversation",
@@ -264,6 +268,14 @@ def configured(folder, out="out", **learner):
             **{f"learner.{k}": v for k, v in learner.items()},
         },
     )  # fmt: skip
+
+
+def test_a_batch_of_more_pairs_than_there_are_is_said_to_pass_over_them_more_often(tmp_path):
+    write_task(tmp_path)
+    ready = plan(configured(tmp_path, batch=2 * 40))
+    passes = f"{ready.steps * 80 / len(ready.train):.3g} passes"
+    assert ready.notes[-1] == f"a step has pairs several times, since learner.batch is more than they are: {passes}"
+    assert not any("passes" in note for note in plan(configured(tmp_path, batch=8)).notes)
 
 
 def test_training_learns_starts_at_chance_and_is_the_same_every_time(tmp_path):

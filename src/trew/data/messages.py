@@ -10,6 +10,7 @@ from ..types import Message
 from .rows import BadRow, show
 
 _OF_TOOLS = frozenset({"tool_calls"})
+_CHANGES_TEXT = ("tools", "chat_template_kwargs")  # TRL's trainers hand them to the chat template
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -57,6 +58,19 @@ def parse_conversation(value: Any, name: str) -> tuple[Message, ...]:
     return messages
 
 
+def parse_answer(turn: Any, where: str) -> str:
+    """The text of an assistant's message that has nothing but a text."""
+    message = _message(turn, where)
+    if message["role"] != "assistant":
+        raise BadRow(f"{where} must be a message of the assistant, got {show(message)}")
+    if more := sorted(message.keys() - {"role", "content"}):
+        raise BadRow(
+            f"{where} has {', '.join(map(repr, more))}, accepts role and content alone: answers are compared as texts; "
+            "write what the model has to write into 'content', or remove the key"
+        )
+    return message["content"]
+
+
 def _message(turn: Any, where: str) -> Message:
     if not isinstance(turn, Mapping):
         raise BadRow(f"{where} must be a message with role and content, got {show(turn)}")
@@ -76,6 +90,26 @@ def _message(turn: Any, where: str) -> Message:
         if not isinstance(value, str):
             raise BadRow(f"{where}.{key} must be a string, got {show(value)}")
     return fields
+
+
+def refuse_what_changes_the_text(columns: Mapping[str, Any]) -> None:
+    """Raises BadRow for a column with which a chat template would write other texts."""
+    for key in _CHANGES_TEXT:
+        if _given(columns.get(key)):
+            raise BadRow(
+                f"has {key!r}, with which the chat template would write other texts; rows with answers are rendered "
+                f"without: put them into the messages, or remove the column {key!r}"
+            )
+
+
+def _given(value: Any) -> bool:
+    """Whether a column says anything; TRL reads its value from JSON, too."""
+    if isinstance(value, str):
+        try:
+            return bool(json.loads(value))
+        except (ValueError, RecursionError):
+            pass
+    return bool(value)
 
 
 def nested_messages(text: str) -> list[Any] | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..types import Message
-from .messages import parse_prompt
+from .messages import parse_answer, parse_prompt, refuse_what_changes_the_text
 from .rows import BadRow, show
 
 COLUMNS = ("prompt", "chosen", "rejected")
@@ -17,6 +17,7 @@ def parse_pair(columns: Mapping[str, Any]) -> tuple[str | tuple[Message, ...], s
     text, or the assistant's message in a list. Without ``prompt``, chosen and rejected are whole conversations that
     differ in the last turn only; beside such, ``prompt`` may repeat the question before that turn. Raises BadRow with
     what is wrong."""
+    refuse_what_changes_the_text(columns)
     for name in COLUMNS[1:]:
         if columns.get(name) is None:
             have = ", ".join(columns) or "none"
@@ -56,7 +57,5 @@ def _answer(value: Any, name: str) -> tuple[str, tuple[dict[str, Any], ...]]:
         return value, ()
     if not isinstance(value, (list, tuple)) or not value or not all(isinstance(turn, Mapping) for turn in value):
         raise BadRow(f"column {name!r} must be text or a list of messages, got {show(value)}")
-    *before, last = ({k: v for k, v in turn.items() if v is not None} for turn in value)
-    if last.get("role") != "assistant" or not isinstance(last.get("content"), str):
-        raise BadRow(f"column {name!r} must end with a message of the assistant, got {show(last)}")
-    return last["content"], tuple(before)
+    before = ({k: v for k, v in turn.items() if v is not None} for turn in value[:-1])
+    return parse_answer(value[-1], f"{name}[{len(value) - 1}]"), tuple(before)

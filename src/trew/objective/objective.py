@@ -37,6 +37,7 @@ from .filter import GroupFilter, LossMask, MixedGroups, TokenMask
 from .likelihood import CorrectLikelihood, in_correct
 from .metrics import step_metrics, token_metrics
 from .notes import notes
+from .preferred import PreferenceWeight, PromptMeanTokenSum
 from .prepared import refuse_foreign, refuse_part
 from .ratio import Ratio, TokenRatio, bounded_exp
 from .renamed import message
@@ -131,6 +132,11 @@ class Objective:
         if not self.advantage.reads_rewards:
             self._refuse_unread_shape()
         self._refuse_unread_kl()
+        if isinstance(self.weight, PreferenceWeight) and not isinstance(self.aggregate, PromptMeanTokenSum):
+            raise ValueError(
+                f"aggregate: {self.name} compares log-ratios of whole completions, and with other shares of their "
+                f"tokens the loss is not DPO's; accepts its own, PromptMeanTokenSum() (got {self.aggregate!r})"
+            )
         if isinstance(self.advantage, ExternalAdvantages) and self.distillation:
             raise ValueError(
                 f"distill: got {self.distillation:g}, but {self.name} takes its advantages as they are given, and "

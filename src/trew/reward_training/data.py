@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..data.split import content_key
 from ..errors import DataError, Problems
 from ..rewards.model.scorer import Encoder
 from ..runs.changes import notes_on
@@ -64,7 +65,7 @@ def gather(config: PairData, *, seed: int) -> PairSet:
 
 def _held_out(pairs: Sequence[Pair], config: PairData, *, seed: int) -> PairSet:
     train, held = divide(pairs, share=config.held_out, seed=seed)
-    if not held:
+    if not held or not train:
         raise DataError(
             "data.pairs: all pairs are of one prompt, so that none can be held out; give more prompts, or a file "
             "of held-out pairs in data.eval"
@@ -75,8 +76,8 @@ def _held_out(pairs: Sequence[Pair], config: PairData, *, seed: int) -> PairSet:
 def _without(held: list[Pair], pairs: Sequence[Pair]) -> PairSet:
     """The pairs of prompts that ``held`` does not have."""
     # By prompt, not by pair: another pair of a held-out prompt would leak it into training.
-    prompts = {pair.key for pair in held}
-    train = [pair for pair in pairs if pair.key not in prompts]
+    prompts = {content_key(pair.prompt) for pair in held}
+    train = [pair for pair in pairs if content_key(pair.prompt) not in prompts]
     if not train:
         raise DataError("data.pairs: all their prompts are in data.eval too; nothing is left to train on")
     left_out = len(pairs) - len(train)
@@ -89,7 +90,7 @@ def encode(
 ) -> tuple[list[Encoded], list[str]]:
     """The pairs as tokens, and notes. Raises DataError if the template refuses a prompt, or an answer is too long
     and ``data.overlong`` says error."""
-    out, long = [], []
+    out, long, equal = [], [], 0
     # The smaller of both limits; 0 and None are no limit.
     limit = min((n for n in (limit, config.max_tokens) if n), default=None)
     for pair in pairs:
@@ -99,6 +100,8 @@ def encode(
             long.append(max(map(len, both)))
         elif not all(both):
             raise DataError(f"prompt {pair.key}: prompt and answer together have no tokens; remove the pair")
+        elif both[0] == both[1]:
+            equal += 1
         else:
             out.append(Encoded(pair.key, *both))
     if long and config.overlong == "error":
@@ -106,9 +109,15 @@ def encode(
             f"data: {len(long)} of {len(pairs)} {what} pairs are longer than {limit} tokens (the longest has "
             f"{max(long)}); set data.overlong = 'drop', or a higher data.max_tokens up to the model's positions"
         )
+    left_out = [f"{len(long)} {what} pairs longer than {limit} tokens were left out"] if long else []
+    if equal:
+        left_out.append(
+            f"{equal} {what} pairs were left out: both answers have the same tokens, as where they differ in what the "
+            "chat template takes away"
+        )
     if not out:
-        raise DataError(f"data: no {what} pairs are left: all are longer than {limit} tokens")
-    return out, [f"{len(long)} {what} pairs longer than {limit} tokens were left out"] if long else []
+        raise DataError(f"data: no {what} pairs are left: {'; '.join(left_out)}")
+    return out, left_out
 
 
 def fingerprint(*sets: Sequence[Pair]) -> str:

@@ -18,6 +18,7 @@ import numpy as np
 from ..data.files import read_rows
 from ..data.preferences import parse_pair
 from ..data.rows import BadRow, RowProblems
+from ..data.split import content_key
 from ..errors import DataError
 from ..runs.files import write_atomic
 from ..types import Message, Prompt, ScoredGroup
@@ -223,5 +224,10 @@ def divide(pairs: Sequence[Pair], *, share: float, seed: int) -> tuple[list[Pair
     count = sum(place(key) < share for key in keys)
     if len(keys) >= 2:
         count = min(max(count, 1), len(keys) - 1)
-    held = set(keys[:count])
-    return [p for p in pairs if p.key not in held], [p for p in pairs if p.key in held]
+    first = set(keys[:count])
+    # Also what differs from them in white space alone: it would leak them into training.
+    held = {content_key(pair.prompt) for pair in pairs if pair.key in first}
+    return (
+        [pair for pair in pairs if content_key(pair.prompt) not in held],
+        [pair for pair in pairs if content_key(pair.prompt) in held],
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -62,6 +63,10 @@ def plan(settings: RewardTraining, *, found: Sequence[str] = ()) -> RewardPlan:
         s, encoder, train, held, device, fingerprint(pairs.train, pairs.held), tuple(notes),
         encoder.tokenizer.decode(train[0].chosen),
     )  # fmt: skip
+    if s.learner.batch > len(train):
+        many = f"{result.steps * s.learner.batch / len(train):.3g} passes"
+        said = f"a step has pairs several times, since learner.batch is more than they are: {many}"
+        result = dataclasses.replace(result, notes=(*result.notes, said))
     # Only now: how many steps there are follows from the pairs that are left.
     if s.learner.warmup_steps > result.steps:
         raise ConfigError(

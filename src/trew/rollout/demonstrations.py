@@ -52,8 +52,8 @@ class Encoder:
 
     def encode(self, prompt: Prompt) -> tuple[Rollout, ...]:
         """One rollout with a turn for each answer. Where the template writes earlier turns differently in a longer
-        conversation, as those that drop <think> do, one rollout for each answer. Raises DataError if the tokens to
-        learn are not certain."""
+        conversation, as those that drop <think> do, or ends no turn, one rollout for each answer. Raises DataError if
+        the tokens to learn are not certain."""
         if "token_ids" in prompt.columns:
             return (self._as_sampled(prompt),)
         if prompt.text is not None:
@@ -66,8 +66,8 @@ class Encoder:
             places = places[-1:]
         found = [self._answer(prompt, messages[:i], messages[i]) for i in places]
         # Every later prompt begins with what the template wrote up to the answer before it: one sequence carries all
-        # turns.
-        if all(b.asked[: len(a.written)] == a.written for a, b in pairwise(found)):
+        # turns. With an end token that the template does not write, it would not.
+        if all(b.asked[: len(a.written)] == a.written and not a.end for a, b in pairwise(found)):
             return (_rollout(found),)
         self.split += 1
         return tuple(_rollout([one]) for one in found)

@@ -60,7 +60,7 @@ def encode(
     if encoder.split:
         notes.append(
             f"{encoder.split} of {len(prompts)} {what} rows are learned one answer at a time: the chat template writes "
-            "earlier turns differently in a longer conversation"
+            "earlier turns differently in a longer conversation, or without the token that ends them"
         )
     if long:
         notes.append(_too_long(config, long, len(prompts), most, what))

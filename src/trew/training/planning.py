@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import Assumed, Config, EvalConfig, RewardConfig, limits, validate
+from ..config import Config, EvalConfig, RewardConfig, limits, validate
 from ..config import load as read_recipe
 from ..data import Dataset, fitting, prompt_order
 from ..errors import ConfigError, ModelError, Problems
@@ -31,6 +31,7 @@ from ..types import Prompt
 from ..weights import stored_names
 from . import compatibility, episodes, replaying, right, teaching
 from .episodes import TRIED, EpisodePlan
+from .epochs import with_steps
 from .replaying import Replay
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ def _of_demonstrations(
         raise ConfigError(problems)
     (train, of_train), (held, of_held) = (part for part in parts if part is not None)
     made = Demonstrations(train, held)
-    config, of_steps = _with_steps(config, len(train))
+    config, of_steps = with_steps(config, [row.group.prompt for row in train])
     said = [*of_steps, *renderer.notes(rendered), *compatibility.demonstration_notes(objective, config)]
     return Plan(
         config, objective, [row.group.prompt for row in train], [row.group.prompt for row in held], RewardSet(()),
@@ -163,29 +164,6 @@ def _of_demonstrations(
 def _right(config: Config) -> Correct:
     """Whether a given completion is to be learned: all are, but the rejected one of a pair."""
     return (lambda score: bool(score.value)) if config.prefers else (lambda score: True)
-
-
-def _with_steps(config: Config, rows: int) -> tuple[Config, list[str]]:
-    """The configuration with the steps that its epochs make, and a note. Raises ConfigError if it has both."""
-    own = config.sft
-    if not own.epochs:
-        return config, []
-    steps = own.steps(rows)
-    if config.steps != steps and not isinstance(config.steps, Assumed):
-        raise ConfigError(
-            f"steps: got {config.steps}, but sft.epochs = {own.epochs:g} of {rows} rows makes {steps}; leave steps "
-            "out, or set sft.epochs = 0, so that steps counts"
-        )
-    made = dataclasses.replace(config, steps=steps)
-    if config.learner.warmup_steps > made.optimizer_steps:
-        raise ConfigError(
-            f"learner.warmup_steps: got {config.learner.warmup_steps}, accepts at most the training's "
-            f"{made.optimizer_steps} optimizer steps"
-        )
-    note = f"sft.epochs = {own.epochs:g}: {rows} rows make {steps} steps of {own.batch}"
-    if own.batch > rows:  # each of them several times in a step
-        note += f", {steps * own.batch / rows:.3g} passes over them, since sft.batch is more than they are"
-    return made, [note]
 
 
 def _with_invalid(config: Config, found: Sequence[str]) -> list[str]:

@@ -13,26 +13,12 @@ from ...config import RewardConfig
 from ...errors import DataError
 from ...types import Message, Prompt
 from .. import sources
-from ..messages import parse_conversation, parse_prompt, user_turn
+from ..messages import parse_conversation, parse_prompt, refuse_what_changes_the_text, user_turn
 from ..rows import BadRow, Row, Split, column, columns_of, show, text_column, to_prompts
 from .base import Task
 
 ANSWERS = "demonstration"
 """The column of a prompt with the messages that follow it, the first and the last of them the assistant's."""
-
-
-_CHANGES_TEXT = ("tools", "chat_template_kwargs")
-"""Columns that TRL's trainers hand to the chat template."""
-
-
-def refuse_what_changes_the_text(row: Row) -> None:
-    """Raises BadRow for a column with which a chat template would write other texts."""
-    for key in _CHANGES_TEXT:
-        if row.values.get(key):
-            raise BadRow(
-                f"has {key!r}, with which the chat template would write other texts; demonstrations are rendered "
-                f"without: put them into the messages, or remove the column {key!r}"
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +47,7 @@ class Demonstrations(Task):
         return {"prompt": [dict(message) for message in prompt.messages or ()], "completion": answers}
 
     def _prompt(self, row: Row, uid: str) -> Prompt:
-        refuse_what_changes_the_text(row)
+        refuse_what_changes_the_text(row.values)
         if row.values.get("messages") is not None:
             messages = parse_conversation(row.values["messages"], "messages")
             # What comes before the first answer is the prompt; all after it, answers and turns between them, is the
@@ -132,7 +118,9 @@ class Rollouts(Task):
             _check_recorded(row)
             value = self._value(row.values)
             tokens = (tuple(row.values["prompt_ids"]), tuple(row.values["token_ids"]))
-            if value is None or value < self.min_reward or not tokens[1] or (self.unique and tokens in seen):
+            # Asked this way round, NaN is left out too.
+            enough = value is not None and value >= self.min_reward
+            if not enough or not tokens[1] or (self.unique and tokens in seen):
                 return None
             seen.add(tokens)
             return _recorded(row.values, uid, value)

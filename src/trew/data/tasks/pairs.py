@@ -13,7 +13,6 @@ from ..messages import user_turn
 from ..preferences import COLUMNS, parse_pair
 from ..rows import BadRow, Row, Split, columns_of, to_prompts
 from .base import Task
-from .demonstrations import refuse_what_changes_the_text
 
 PAIR = "pair"
 """The column of a prompt with the texts of its answers, by the names ``chosen`` and ``rejected``."""
@@ -43,7 +42,6 @@ class Pairs(Task):
         return {"prompt": asked, **prompt.columns[PAIR]}
 
     def _prompt(self, row: Row, uid: str) -> Prompt:
-        refuse_what_changes_the_text(row)
         asked, chosen, rejected = parse_pair(row.values)
         answers = {"chosen": chosen, "rejected": rejected}
         for name, text in answers.items():
