@@ -22,13 +22,13 @@ def left() -> list[str]:
     return sorted(path.name for path in MEMORY.glob("trew-*"))
 
 
-def exchanges(ranks: Ranks, *, lengths: list[int], dtype: str, room: int) -> list[list[torch.Tensor]]:
+def exchanges(ranks: Ranks, *, lengths: list[int], dtype: str, half: int) -> list[list[torch.Tensor]]:
     """[own input of gathering, gathered, input of the sum, summed part] for each length, one call straight after the
     other; ranks are late by turns."""
     kind = getattr(torch, dtype)
     generator = torch.Generator().manual_seed(ranks.rank)
     late = random.Random(ranks.rank)
-    with mock.patch.object(shared_memory, "ROOM", room):
+    with mock.patch.object(shared_memory, "HALF", half):
         memory = SharedMemory.of(dist.group.WORLD)
         assert memory is not None
         gather, scatter = AllGather(memory), ReduceScatter(memory)

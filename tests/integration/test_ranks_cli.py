@@ -444,6 +444,17 @@ def test_ranks_that_die_or_hang_are_started_again_until_the_run_is_done(folder, 
 
 
 @pytest.mark.nightly
+def test_a_closed_terminal_lets_ranks_save_however_often_it_is_told(folder):
+    with Started(folder, "closed", "steps=50", "checkpoint.every=0") as run:
+        patience(lambda: run.done() >= 1, run.text)
+        for _ in range(3):
+            run.process.send_signal(signal.SIGHUP)
+            time.sleep(0.4)
+        assert run.process.wait(120) == 128 + signal.SIGHUP, run.text()
+    assert "saved step" in run.text()
+
+
+@pytest.mark.nightly
 def test_a_rank_that_dies_too_often_is_named(folder):
     with Started(folder, "often", "steps=50", "cluster.restarts=0") as run:
         run.hit(1, signal.SIGKILL, after=1)

@@ -347,7 +347,7 @@ def test_a_step_without_an_update_drops_its_groups():
     source.next(1)
     source.trained(1, 0)  # numbers that were not finite
     dropped = [json.loads(line) for line in keeper.written if "dropped" in line]
-    assert [entry["why"] for entry in dropped] == ["step 1 made no update"] * 3
+    assert [entry["why"] for entry in dropped] == ["step 1 made no update of the policy"] * 3
     found = source.next(2)
     assert len(found.trained_on) == 3
 

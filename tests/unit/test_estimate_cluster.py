@@ -68,7 +68,23 @@ def test_too_few_gpus_are_a_problem_that_names_both_numbers(model):
     assert not found.fits
     assert "the first node needs 9 GPUs (8 ranks, 1 servers of 1), and has 8" in found.problems[0]
     uneven = mapped(model, Fleet(2, 8, 80 * GIB), learner=5)
-    assert any("got 5, accepts a multiple of the 2 nodes" in problem for problem in uneven.problems)
+    assert any("accepts a multiple of the 2 nodes; or set cluster.shard = 'fsdp'" in p for p in uneven.problems)
+
+
+@pytest.mark.parametrize("shard", ["fsdp", "none"])
+def test_nodes_may_have_different_numbers_of_ranks_unless_they_shard_inside(model, shard):
+    found = mapped(model, Fleet(2, 2, 80 * GIB), learner=3, shard=shard)
+    assert found.fits, found.problems
+    assert who(found)[:4] == [["rank 0"], ["rank 1"], ["rank 2"], []]
+    # Fewer ranks than nodes: only those that there are.
+    few = mapped(model, Fleet(4, 2, 80 * GIB), learner=2, shard=shard)
+    assert who(few)[:8] == [["rank 0"], [], ["rank 1"], [], [], [], [], []]
+
+
+@pytest.mark.parametrize("offload", ["optimizer", "all"])
+def test_offloading_saves_nothing_where_there_is_no_gpu(model, offload):
+    none, some = (mapped(model, Fleet(1, cpu_bytes=64 * GIB), learner=2, offload=how) for how in ("none", offload))
+    assert gpu(some).need == gpu(none).need
 
 
 def test_shards_divide_what_each_rank_keeps(model):
@@ -263,7 +279,7 @@ def test_nodes_without_gpus_have_memories_of_their_own(model):
     assert [device.name for device in found.devices] == ["node 0, CPU", "node 1, CPU"]
     assert found.fits
     (problem,) = mapped(model, Fleet(2, cpu_bytes=64 * GIB), learner=3).problems
-    assert problem == "cluster.learner: got 3, accepts a multiple of the 2 nodes"
+    assert problem.startswith("cluster.learner: got 3 with cluster.shard = 'auto', which shards inside each node, acc")
 
 
 def test_ranks_that_the_recipe_keeps_off_gpus_are_not_on_them(model):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 
 import pytest
 import torch
 
 import learner_help as help
-from trew.config import Config, LearnerConfig, LoraConfig, validate
+from trew.config import ClusterConfig, Config, LearnerConfig, LoraConfig, validate
 from trew.errors import CheckpointError
 from trew.learner import machine
 from trew.learner.optimizer import OffloadedAdamW, begin, load_moments, make_optimizer, moments
@@ -126,6 +127,13 @@ def test_a_state_of_another_kind_is_refused_and_nothing_changes():
 def asked(*, base: str = "float32", rank: int = 0, optimizer: str = "adamw", **learner) -> Config:
     lora = LoraConfig(rank=rank, base=base)  # type: ignore[arg-type]
     return Config(model="m", lora=lora, learner=LearnerConfig(optimizer=optimizer, **learner))  # type: ignore[arg-type]
+
+
+def test_offloading_without_a_gpu_is_said_to_save_nothing():
+    away = dataclasses.replace(asked(), cluster=ClusterConfig(learner=2, offload="all"))
+    assert machine.machine_notes(away, "cuda:0") == machine.machine_notes(asked(), "cpu") == []
+    (note,) = machine.machine_notes(away, "cpu")
+    assert note.startswith("cluster.offload = 'all' saves nothing on cpu")
 
 
 def test_what_the_machine_does_not_have_is_one_line_each(monkeypatch):

@@ -1,10 +1,13 @@
-"""What is said of a rank that died too often, and when a rank counts as hanging."""
+"""What is said of a rank that died too often, when a rank counts as hanging, and what the agent hears of terminals."""
 
 from __future__ import annotations
 
 import os
+import signal
 import time
 
+import pytest
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from trew.config import parse
@@ -38,3 +41,34 @@ def test_the_time_in_which_a_machine_was_suspended_is_no_time_without_progress(t
     assert found[-1] == [pulse]  # for more than 10 seconds it has not moved
     os.utime(pulse)
     assert watch.stale(7321.0) == []
+
+
+@pytest.mark.parametrize("first", ["SIGHUP", "SIGTERM"])
+def test_a_terminal_that_is_closed_asks_the_agent_once(first):
+    """Kernel and shell both send SIGHUP; to the agent a second signal means to stop without saving."""
+    before = signal.getsignal(signal.SIGHUP)
+    later = []
+    with launch._terminal_closed(SignalException):
+        try:
+            if first == "SIGTERM":
+                raise SignalException("as the agent's own handler", sigval=signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGHUP)
+            time.sleep(1)
+        except SignalException as error:
+            later.append(error.sigval)
+            for _ in range(2):  # while the agent waits for its ranks
+                os.kill(os.getpid(), signal.SIGHUP)
+                time.sleep(0.01)
+            later.append("still there")
+    assert later == [signal.Signals[first], "still there"]
+    assert signal.getsignal(signal.SIGHUP) == before
+
+
+def test_a_terminal_that_nohup_has_left_is_not_heard_of():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with launch._terminal_closed(SignalException):
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

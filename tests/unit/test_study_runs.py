@@ -65,6 +65,14 @@ def test_runs_that_are_measured_by_a_loss_are_refused_before_the_first(tmp_path)
     assert "a study compares accuracies" in next(iter(problems))
 
 
+@pytest.mark.parametrize("learner", [0, 2])
+def test_runs_of_several_ranks_are_refused_before_the_first(tmp_path, learner):
+    """A study's run is a process of its own, which starts no others."""
+    (tmp_path / "r.toml").write_text('model = "lm"\n')
+    (problem,) = work.check(tmp_path / "r.toml", [("sums/on/clip", [f"cluster.learner={learner}"])])["problems"]
+    assert problem == f"cluster.learner: got {learner}, accepts 1: trew study trains in a single process"
+
+
 def test_a_run_with_other_settings_is_none(place):
     text = (place.folder / "config.toml").read_text()
     for old, new in (("lr = 0.001", "lr = 0.002"), ("seed = 0", "seed = 1"), ("largest = 20", "largest = 21"),

@@ -336,7 +336,7 @@ class Config:
     tokenizer: str = ""  # empty = the model's
     chat_template: str = ""  # empty = the tokenizer's; "plain", or a .jinja file
     device: str = "auto"
-    threads: int = 0  # 0 = torch's choice: OMP_NUM_THREADS, or the cores; sums are rounded by their number
+    threads: int = 0  # 0 = OMP_NUM_THREADS, or the cores, shared by the ranks here; sums are rounded by their number
     kernels: Kernels = "auto"  # auto = trew's kernels for Llama-family models; plain = the model's own forward pass
     linear: Linear = "auto"  # matrix products in training and in a model's own forward pass on a CPU; plain = torch's
     seed: int = 0

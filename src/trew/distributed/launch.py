@@ -134,6 +134,18 @@ def place_for(config: Config) -> Place | None:
     return place if place.size > 1 else None
 
 
+def alone_problems(config: Config, command: str) -> list[str]:
+    """Says why a command whose trainings are a single process cannot run this one."""
+    if config.cluster.learner != 1:
+        return [f"cluster.learner: got {config.cluster.learner}, accepts 1: {command} trains in a single process"]
+    if launcher(config) == "ray":
+        return [
+            f"cluster.launcher: got {config.cluster.launcher!r}, but {command} is not started on Ray; set it to "
+            "'torchrun'"
+        ]
+    return []
+
+
 def launch(config: Config, arguments: Sequence[str], tell: Callable[[str], None]) -> int:
     """Runs ``trew ARGUMENTS`` as ``cluster.learner`` ranks on this machine; returns the run's exit code.
 
@@ -152,8 +164,8 @@ def launch(config: Config, arguments: Sequence[str], tell: Callable[[str], None]
             f"{gpus} or less, or device = 'cpu'"
         )
     work = Path(tempfile.mkdtemp(prefix="trew-ranks-"))
-    # Each rank gets its share of the cores; torch would give every one of them all.
-    threads = str(config.threads or max(1, len(os.sched_getaffinity(0)) // size))
+    # Each rank gets its share of the cores, unless the user says how many; torch would give every one of them all.
+    threads = str(config.threads or os.environ.get("OMP_NUM_THREADS") or max(1, len(os.sched_getaffinity(0)) // size))
     # Port 0 lets the agent take a free one: runs beside each other must not meet. Rank 0 prints here, others to files.
     settings = LaunchConfig(
         min_nodes=1, max_nodes=1, nproc_per_node=size, run_id=work.name, rdzv_backend="c10d",
@@ -161,7 +173,7 @@ def launch(config: Config, arguments: Sequence[str], tell: Callable[[str], None]
         logs_specs=DefaultLogsSpecs(
             log_dir=str(work / "logs"), redirects=dict.fromkeys(range(1, size), Std.ALL), tee=Std.NONE
         ),
-        signals_to_handle=",".join(["SIGTERM", "SIGINT", "SIGHUP", *config.stop.signals]),
+        signals_to_handle=",".join(["SIGTERM", "SIGINT", *{*config.stop.signals} - {"SIGHUP"}]),
         **_patience(LaunchConfig, int(config.stop.grace_s) + SAVE_S),
     )  # fmt: skip
     # The agent's children inherit the environment of this process, which is restored afterwards.
@@ -171,7 +183,7 @@ def launch(config: Config, arguments: Sequence[str], tell: Callable[[str], None]
     before = {name: os.environ.get(name) for name in given}
     os.environ.update(given)
     try:
-        with Watch(work, config.cluster.hang_s, tell):
+        with Watch(work, config.cluster.hang_s, tell), _terminal_closed(SignalException):
             elastic_launch(settings, sys.executable)("-m", "trew", *arguments)
         # All ranks ended with 0, and rank 0 leaves an outcome when a run ends: without one, something is wrong.
         return _code(work, 1)
@@ -188,6 +200,25 @@ def launch(config: Config, arguments: Sequence[str], tell: Callable[[str], None]
             os.environ.pop(name, None) if value is None else os.environ.update({name: value})
         _keep_logs(work / "logs", Path(config.out))
         shutil.rmtree(work, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _terminal_closed(signal_exception: Any) -> Iterator[None]:
+    """Handles SIGHUP as torch's agent handles signals, but once: kernel and shell both send it when a terminal is
+    closed, and to the agent a second signal of any kind means to stop at once. Where it is ignored (nohup), it stays
+    so."""
+
+    def handle(signum: int, frame: Any) -> None:
+        if not isinstance(sys.exc_info()[1], signal_exception):  # or the agent is ending the ranks already
+            raise signal_exception("the terminal was closed", sigval=signal.SIGHUP)
+
+    before = signal.getsignal(signal.SIGHUP)
+    if before != signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def in_huge_pages(tunables: str) -> str:

@@ -14,16 +14,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-# Bytes that a rank writes at a time. Much larger, and they leave the processor's cache before the others read them;
-# much smaller, and the ranks only wait for each other.
-ROOM = 1 << 21
+# Bytes that all ranks together write at a time. A wait for each other takes a fifth of a millisecond, in which a rank
+# copies about a MiB: with much less they would only wait.
+HALF = 1 << 24
 
 # Memory that has no disk behind it. A system without it (macOS) keeps gloo.
 MEMORY = Path("/dev/shm")
 
 
 class SharedMemory:
-    """Memory that the ranks of a group have in common: a row of ``ROOM`` bytes for each, twice.
+    """Memory that the ranks of a group have in common: a row of ``room`` bytes for each, twice.
 
     All ranks write their rows, wait for each other, and read the rows of the others. The two halves take turns, so that
     one wait for each exchange is enough: whoever writes a half again has met the others at the other half since,
@@ -32,14 +32,15 @@ class SharedMemory:
 
     def __init__(self, memory: mmap.mmap, group: dist.ProcessGroup) -> None:
         self.group, self.rank, self.size = group, group.rank(), group.size()
-        self._halves = torch.frombuffer(memory, dtype=torch.uint8).view(2, self.size, ROOM)
+        self.room = _room(self.size)
+        self._halves = torch.frombuffer(memory, dtype=torch.uint8).view(2, self.size, self.room)
         self._half = 0
 
     @classmethod
     def of(cls, group: dist.ProcessGroup) -> SharedMemory | None:
         """The memory that all ranks of ``group`` share, or None (on all of them) where they do not share any: they are
         on several machines or in several containers, or it has no room. All ranks call this together."""
-        size = 2 * group.size() * ROOM
+        size = 2 * group.size() * _room(group.size())
         first = group.rank() == 0
         name = torch.frombuffer(bytearray(secrets.token_bytes(16)), dtype=torch.uint8)
         created = _map(_path(name), size, create=True) if first else None
@@ -55,7 +56,7 @@ class SharedMemory:
         return cls(found, group) if found is not None and everywhere else None
 
     def turn(self) -> Tensor:
-        """The half whose turn it is, (ranks, ROOM) bytes. Its rows are written before :meth:`meet`, and read after."""
+        """The half whose turn it is, (ranks, room) bytes. Its rows are written before :meth:`meet`, and read after."""
         self._half ^= 1
         return self._halves[self._half]
 
@@ -82,8 +83,8 @@ class AllGather(_Exchange):
         memory = self._memory
         own = input_tensor.view(torch.uint8)
         outputs = output_tensor.view(torch.uint8).view(memory.size, -1)
-        for start in range(0, len(own), ROOM):
-            part = slice(start, start + ROOM)
+        for start in range(0, len(own), memory.room):
+            part = slice(start, start + memory.room)
             length = len(own[part])
             rows = memory.turn()
             rows[memory.rank, :length] = own[part]
@@ -103,7 +104,7 @@ class ReduceScatter(_Exchange):
         assert op in (None, dist.ReduceOp.SUM), op
         memory = self._memory
         inputs = input_tensor.view(memory.size, -1)
-        step = ROOM // memory.size // input_tensor.element_size()
+        step = memory.room // memory.size // input_tensor.element_size()
         for start in range(0, len(output_tensor), step):
             part = slice(start, start + step)
             length = len(output_tensor[part])
@@ -117,6 +118,10 @@ class ReduceScatter(_Exchange):
             for rank in range(memory.size):
                 term = inputs[rank, part] if rank == memory.rank else parts[rank, memory.rank, :length]
                 output.copy_(term) if rank == 0 else output.add_(term)
+
+
+def _room(ranks: int) -> int:
+    return HALF // ranks // 64 * 64  # whole elements of all types, and whole lines of a cache
 
 
 def _path(name: Tensor) -> Path:

@@ -122,6 +122,8 @@ def cluster_map(config: Config, *, objective: Objective, prompt: int, held_out: 
         config = replace(config, cluster=replace(cluster, learner=ranks))
     if config.device == "cpu" and not _started(config):
         fleet = replace(fleet, gpus=0)  # nobody would use them
+    if not fleet.gpus:  # what a rank keeps aside is in the memory where it would be anyway
+        config = replace(config, cluster=replace(config.cluster, offload="none"))
     # ---- a rank's needs, then everybody's place
     load = _load(config, s, objective, fleet, prompt=prompt, held_out=held_out)
     # A single process with a backend is what trew plan without ranks estimates.
@@ -155,10 +157,9 @@ def _gpu_map(config: Config, s: Sizes, load: Load, rank: Tenant, fleet: Fleet, *
 
 
 def _cpu_map(config: Config, s: Sizes, rank: Tenant, fleet: Fleet) -> ClusterMap:
-    ranks, devices = config.cluster.learner, []
-    on_node = _part(ranks, fleet.nodes)
+    devices = []
     for node in range(fleet.nodes):
-        tenants = list(_numbered(rank, range(ranks)[node * on_node : (node + 1) * on_node]))
+        tenants = list(_numbered(rank, _ranks_of(node, config, fleet)))
         if node == 0 and (started := _started(config)):
             server = Tenant("server", {"serving": _on_cpu(s, config, fleet.cpu_bytes)})
             tenants += _numbered(server, range(started))
@@ -169,11 +170,21 @@ def _cpu_map(config: Config, s: Sizes, rank: Tenant, fleet: Fleet) -> ClusterMap
     return ClusterMap(tuple(devices), tuple(_uneven(config, fleet)))
 
 
+def _ranks_of(node: int, config: Config, fleet: Fleet) -> range:
+    """The ranks of a node: as many on each, fewer on the last ones where they do not divide evenly."""
+    ranks = range(config.cluster.learner)
+    on_node = _part(len(ranks), fleet.nodes)
+    return ranks[node * on_node : (node + 1) * on_node]
+
+
 def _uneven(config: Config, fleet: Fleet) -> list[str]:
-    ranks = config.cluster.learner
-    if ranks % fleet.nodes == 0:
+    ranks, shard = config.cluster.learner, config.cluster.shard
+    if ranks % fleet.nodes == 0 or shard not in ("auto", "hsdp"):
         return []
-    return [f"cluster.learner: got {ranks}, accepts a multiple of the {fleet.nodes} nodes"]
+    return [
+        f"cluster.learner: got {ranks} with cluster.shard = {shard!r}, which shards inside each node, accepts a "
+        f"multiple of the {fleet.nodes} nodes; or set cluster.shard = 'fsdp'"
+    ]
 
 
 def _started(config: Config) -> int:
@@ -306,10 +317,9 @@ def _numbered(one: Tenant, numbers: Sequence[int] | range) -> Iterator[Tenant]:
 def _on_gpus(config: Config, rank: Tenant, server: Tenant | None, fleet: Fleet) -> tuple[list[Device], list[str]]:
     """Every GPU with its tenants: ranks take the first ones of every node, servers the last ones of the first node.
     They may have the same ones in turns, or at once where the recipe says which share of a GPU a server takes."""
-    ranks, each, colocated = config.cluster.learner, config.cluster.server_gpus, config.cluster.colocate
+    each, colocated = config.cluster.server_gpus, config.cluster.colocate
     shared = colocated or server_option(config.cluster, "gpu-memory-utilization", None) is not None
-    # Rounded up; where ranks do not divide evenly, that is a problem below.
-    on_node = _part(ranks, fleet.nodes)
+    on_node = len(_ranks_of(0, config, fleet))  # no node has more
     servers = config.cluster.servers if server is not None else 0
     problems = _uneven(config, fleet)
     needed = max(on_node, servers * each) if shared else on_node + servers * each
@@ -322,7 +332,7 @@ def _on_gpus(config: Config, rank: Tenant, server: Tenant | None, fleet: Fleet) 
     devices = []
     for node in range(fleet.nodes):
         for gpu in range(fleet.gpus):
-            tenants = [replace(rank, who=f"rank {node * on_node + gpu}")] if gpu < on_node else []
+            tenants = list(_numbered(rank, _ranks_of(node, config, fleet)[gpu : gpu + 1]))
             # Beside ranks servers take the last GPUs of the node; in turns with ranks they begin at the first GPU.
             from_end = gpu if colocated else gpu - (fleet.gpus - servers * each)
             if server is not None and node == 0 and 0 <= from_end < servers * each:
@@ -334,11 +344,8 @@ def _on_gpus(config: Config, rank: Tenant, server: Tenant | None, fleet: Fleet) 
 
 def _node(s: Sizes, config: Config, load: Load, node: int, fleet: Fleet) -> Device:
     """A node's own memory: what ranks keep there, the copy that rank 0 loads, and published weights."""
-    on_node, offload, shards = (
-        _part(config.cluster.learner, fleet.nodes),
-        config.cluster.offload,
-        _shared(config, fleet),
-    )
+    on_node, shards = len(_ranks_of(node, config, fleet)), _shared(config, fleet)
+    offload = config.cluster.offload
     whole, away = weights(s, config), config.cluster.colocate  # while servers use the GPUs, ranks leave them
     kept = {"process": on_node * LIBRARIES}
     if offload != "none" or away or config.learner.optimizer == "adamw-offload":

@@ -191,16 +191,7 @@ def _alone_problems(recipe: Recipe) -> list[str]:
     """What a round's training, or its pairs, would refuse only after the rounds have begun."""
     policy, rounds = recipe.policy, recipe.rounds
     found = trackers.problems(policy.track.to)
-    if policy.cluster.learner != 1:
-        found.append(
-            f"cluster.learner: got {policy.cluster.learner}, accepts 1: trew iterate is a single process, which trains "
-            "the reward model too"
-        )
-    elif launch.launcher(policy) == "ray":
-        found.append(
-            f"cluster.launcher: got {policy.cluster.launcher!r}, but trew iterate is not started on Ray; set it to "
-            "'torchrun'"
-        )
+    found += launch.alone_problems(policy, "trew iterate")
     if not rounds.completions and policy.rollout.completions < 2:
         found.append(
             f"iterate.completions: got 0 with rollout.completions = {policy.rollout.completions}, accepts at least 2: "

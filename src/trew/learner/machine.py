@@ -24,6 +24,16 @@ def machine_problems(config: Config, device: str) -> list[str]:
     return found + (_liger_problems(config, device) if config.learner.liger else [])
 
 
+def machine_notes(config: Config, device: str) -> list[str]:
+    """Settings that this kind of device makes nothing of."""
+    if config.cluster.offload == "none" or device.startswith("cuda"):
+        return []
+    return [
+        f"cluster.offload = {config.cluster.offload!r} saves nothing on {device}: what it takes from a GPU's memory to "
+        "the CPU's is there already"
+    ]
+
+
 def _package_problems(config: Config, device: str) -> list[str]:
     lora, optimizer = config.lora, config.learner.optimizer
     needs = [

@@ -121,10 +121,10 @@ class AsyncRollouts(SyncRollouts):
                 return
             self._learn()  # before more is asked for: the draws go by what is known
             taken, self._taken = self._taken, []
-            # An unchanged version: the step made no update, and nothing was learned from its groups.
+            # An unchanged version: the policy learned nothing from the step's groups, but a critic may have.
             unused = taken if version == self.ledger.version_at(self.ledger.published) else []
             for number in unused:
-                self.ledger.drop(number, why=f"step {step} made no update", replaced=False)
+                self.ledger.drop(number, why=f"step {step} made no update of the policy", replaced=False)
             self.ledger.train(step, version=version, numbers=[n for n in taken if n not in unused])
             for number in taken:
                 self._forget(number)

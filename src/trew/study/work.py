@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import load
+from ..distributed import launch
 from ..errors import ConfigError, NumericsError, Problems, StorageError, TrewError
 from ..runs.files import write_atomic
 from ..utils.secrets import redact
@@ -123,6 +124,8 @@ def check(
                 f"data.task: got {config.task!r}, whose runs are measured by a loss, and a study compares accuracies; "
                 "name a task with rewards"
             )
+        if alone := launch.alone_problems(config, "trew study"):
+            raise ConfigError(alone)
         # A plan may have started processes for its rewards.
         planning.plan(config).rewards.close()
 

@@ -14,7 +14,7 @@ from ..config import load as read_recipe
 from ..data import Dataset, fitting, prompt_order
 from ..errors import ConfigError, ModelError, Problems
 from ..eval.evaluate import Correct
-from ..learner.machine import machine_problems
+from ..learner.machine import machine_notes, machine_problems
 from ..learner.reference import in_bfloat16, teacher_in_bfloat16
 from ..learner.value_runner import with_score_as_value, with_value_head
 from ..models import decodable, files, loading, lora, positions
@@ -103,6 +103,7 @@ def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -
     played, train, eval_, of_lengths, longest = _fitting(config, data, lengths)
     notes = [
         *of_model,
+        *machine_notes(config, device),
         *data.notes,
         *(replay.notes if replay else ()),
         *of_lengths,
@@ -153,7 +154,7 @@ def _of_demonstrations(
     (train, of_train), (held, of_held) = (part for part in parts if part is not None)
     made = Demonstrations(train, held)
     config, of_steps = with_steps(config, [row.group.prompt for row in train])
-    said = [*of_steps, *renderer.notes(rendered), *compatibility.demonstration_notes(objective, config)]
+    said = [*of_steps, *machine_notes(config, device), *renderer.notes(rendered), *compatibility.demonstration_notes(objective, config)]
     return Plan(
         config, objective, [row.group.prompt for row in train], [row.group.prompt for row in held], RewardSet(()),
         renderer, device, data.fingerprint, made.longest, (*notes, *data.notes, *of_train, *of_held, *said),
