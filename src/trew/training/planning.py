@@ -154,7 +154,8 @@ def _of_demonstrations(
     (train, of_train), (held, of_held) = (part for part in parts if part is not None)
     made = Demonstrations(train, held)
     config, of_steps = with_steps(config, [row.group.prompt for row in train])
-    said = [*of_steps, *machine_notes(config, device), *renderer.notes(rendered), *compatibility.demonstration_notes(objective, config)]
+    said = [*of_steps, *machine_notes(config, device), *renderer.notes(rendered)]
+    said += compatibility.demonstration_notes(objective, config)
     return Plan(
         config, objective, [row.group.prompt for row in train], [row.group.prompt for row in held], RewardSet(()),
         renderer, device, data.fingerprint, made.longest, (*notes, *data.notes, *of_train, *of_held, *said),
