@@ -1,4 +1,4 @@
-"""trew compare on runs whose metrics.jsonl lost rows: nothing that is there stands for what is not."""
+"""trew compare on runs whose metrics.jsonl lacks rows or values: nothing that is there stands for what is not."""
 
 import json
 
@@ -82,3 +82,49 @@ def test_an_evaluation_that_was_repeated_and_a_column_of_evaluations_are_no_loss
     twice = compared(tmp_path / "a", lambda rows: [*rows, rows[-1]], "final")
     assert not any("metrics.jsonl" in note for note in twice["notes"])
     compared(tmp_path / "b", without(2, "reward"), "eval_n:2")
+
+
+def set_to(value, *steps, column="reward"):
+    """Sets a column in the rows of these steps that have it."""
+    return lambda rows: [{**row, column: value} if row["step"] in steps and column in row else row for row in rows]
+
+
+def test_a_step_without_a_value_is_no_older_step(tmp_path):
+    """The mean of the last three steps was that of steps 6, 7 and 8 where the last two had none."""
+    found = compared(tmp_path, set_to(None, 9, 10), "reward:3")
+    assert scores(found) == pytest.approx([9 * 10 / 200, 8 * 11 / 200, 9 * 12 / 200])
+    [note] = [note for note in found["notes"] if "no reward" in note]
+    assert note.startswith("1 of 3 runs have no reward in some of their last 3 steps")
+    assert note.endswith("1 (1 of 3)")
+    whole = compared(tmp_path / "whole", lambda rows: rows, "reward:3")
+    assert not any("no reward" in note for note in whole["notes"])
+
+
+def test_steps_without_the_column_are_steps_all_the_same(tmp_path):
+    """As those without an update, whose rows lack what it measures."""
+
+    def changed(rows):
+        return [{k: v for k, v in row.items() if (row["step"], k) != (10, "entropy")} for row in rows]
+
+    assert scores(compared(tmp_path, changed, "entropy:2"))[1] == pytest.approx(1 / 9)
+
+
+@pytest.mark.parametrize(
+    ("change", "metric", "said"),
+    [
+        (set_to(None, 9, 10), "reward:2", r"no reward in its last 2 steps, from step 9 on; give a larger"),
+        (set_to(1e999, 9), "reward:2", r"a value of reward that is not finite in step 9"),
+        (set_to(None, 10, column="eval_n"), "eval_n:2", r"no eval_n in its evaluation after step 10"),
+        (lambda rows: rows, "eval_n:4", r"has fewer than 4 evaluations in metrics\.jsonl"),
+    ],
+)
+def test_last_steps_and_evaluations_that_give_no_mean_are_refused(tmp_path, change, metric, said):
+    with pytest.raises(DataError, match=rf"--metric: .*{said}"):
+        compared(tmp_path, change, metric)
+
+
+def test_a_column_of_evaluations_is_called_so(tmp_path):
+    found = compared(tmp_path, lambda rows: rows, "eval_accuracy:2")
+    assert found["metric"]["title"] == "eval_accuracy, mean of the last 2 evaluations"
+    assert scores(found) == pytest.approx([0.375, 0.75 * 11 / 20, 0.45])
+    assert compared(tmp_path / "one", lambda rows: rows, "reward:1")["metric"]["title"] == "reward, of the last step"

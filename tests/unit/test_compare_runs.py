@@ -203,11 +203,41 @@ def test_a_run_whose_evaluation_judged_nothing_is_refused(tmp_path):
 def test_unfinished_runs_are_refused_left_out_or_counted(tmp_path):
     folders = study(tmp_path, {"a": (LOW, SLOW), "b": (HIGH, FAST)})
     folders.append(write(tmp_path / "open", 7, 20, finished=False, **FAST))
-    refused(folders, "1 of 15 runs have not finished", "open (step 5 of 10)", "--unfinished count")
+    refused(folders, "1 of 15 runs have not finished", "open (step 10 of 10)", "--unfinished count")
     assert told(folders, unfinished="leave-out")["left_out"] == [str(folders[-1])]
     counted = told(folders, unfinished="count")
     assert counted["groups"][1]["runs"][-1]["score"] == 0.5
     assert any("did not finish" in note for note in counted["notes"])
+
+
+def test_a_run_that_has_only_begun_is_left_out_without_an_evaluation(tmp_path):
+    """It was refused, although it was to be left out."""
+    folders = study(tmp_path, {"a": (LOW, SLOW), "b": (HIGH, FAST)})
+    folders.append(write(tmp_path / "begun", 7, 20, finished=False, **FAST))
+    (folders[-1] / "metrics.jsonl").write_text("")
+    assert told(folders, unfinished="leave-out")["left_out"] == [str(folders[-1])]
+    for other in ("refuse", "count"):
+        refused(folders, "begun: has no evaluation in metrics.jsonl", unfinished=other)
+
+
+def test_a_change_is_told_with_one_full_stop(tmp_path):
+    folders = study(tmp_path, {"a": (LOW, SLOW), "b": (HIGH, FAST)})
+    line = {"step": 4, "config": "", "settings": ["learner.lr was 0.1, is 0.2"], "others": [], "versions": []}
+    (folders[0] / "changes.jsonl").write_text(json.dumps(line) + "\n")
+    said = describe(compare_runs(folders, Choices(allow=("changes",))))
+    assert "config.toml has the settings of its last steps.\n" in said + "\n"
+    assert ".." not in said.replace(str(tmp_path), "")
+
+
+def test_seeds_that_agree_have_shown_no_spread_and_have_no_interval(tmp_path):
+    """Two seeds of 0.7 gave "0.700 [0.700, 0.700]", as if that were certain."""
+    result = compare_runs(study(tmp_path, {"a": ([14, 14], SLOW), "b": ([16, 16], FAST)}), Choices())
+    said = describe(result)
+    assert said.count("0.700 [no interval]") == said.count("0.800 [no interval]") == 2
+    assert "+0.100 [no interval]" in said
+    # Runs that are equal to the last bit differ by 0: that is known.
+    same = describe(compare_runs(study(tmp_path / "same", {"a": ([14, 14], SLOW), "b": ([14, 14], FAST)}), Choices()))
+    assert "+0.000 [+0.000, +0.000]" in same
 
 
 def test_a_run_that_ended_before_its_first_evaluation_is_counted_with_its_start(tmp_path):
@@ -318,7 +348,7 @@ def test_metrics_other_than_the_end(tmp_path):
     for wrong in ("best", "reach:0", "reach:2", "last:0", "last:0000000001", "reward", "final:3", ":3"):
         refused(folders, "--metric: ", metric=wrong)
     refused(folders, "reward", metric="reword:3")
-    refused(folders, "at its end", metric="reward:11")
+    refused(folders, "has fewer than 11 steps in metrics.jsonl", metric="reward:11")
     refused(folders, "fewer than 3 evaluations", metric="last:3")
 
 

@@ -15,9 +15,9 @@ from trew.utils.console import COLUMNS, HEADING_EVERY, Bar, Display, Silent, dur
 HOSTILE = "\x1b[31mred\x1b]0;title\x07 [bold]x[/bold] [/] \u202eabc\u2066 \x9b2J\r\x08 \u200f end"
 
 
-def display(*, terminal: bool = False) -> tuple[Display, io.StringIO]:
+def display(*, terminal: bool = False, width: int = 160) -> tuple[Display, io.StringIO]:
     out = io.StringIO()
-    return Display(Console(file=out, width=160, highlight=False, force_terminal=terminal, color_system=None)), out
+    return Display(Console(file=out, width=width, highlight=False, force_terminal=terminal, color_system=None)), out
 
 
 def scored(*scores: float | None, text: str = "answer", prompt: Prompt | None = None) -> ScoredGroup:
@@ -122,6 +122,21 @@ def test_large_numbers_of_a_row_stay_apart(value):
     assert [float(c.removesuffix("%")) for c in cells[1:6]] == pytest.approx([value] * 5, rel=0.3)
 
 
+@pytest.mark.parametrize("value", [1e-9, -0.0004, 1e-300])
+def test_small_numbers_of_a_row_are_not_0(value):
+    """A reward of 1e-9 was shown as one of 0."""
+    shown, out = display()
+    shown.step({"step": 3, "reward": value, "accuracy": 0.0})
+    assert [float(cell) for cell in out.getvalue().splitlines()[1].split()[1:3]] == [pytest.approx(value), 0.0]
+
+
+def test_a_small_loss_is_not_0():
+    shown, out = display()
+    loss = {"loss": {"mean": 2e-5, "low": 1e-5, "high": 3e-5}, "rows": 4, "perplexity": 1.0}
+    shown.losses(loss, loss)
+    assert out.getvalue().count("2e-05") == out.getvalue().count("1e-05 to 3e-05") == 2
+
+
 def result(mean: float | None, low: float | None, high: float | None) -> dict:
     return {"accuracy": {"mean": mean, "low": low, "high": high}, "n": 40, "mean_length": 3.25, "truncated_share": 0.5}
 
@@ -133,6 +148,20 @@ def test_before_and_after():
     ends = ("0.100", "0.050 to 0.200", "after training", "0.800 to 0.950", "50.0%")
     for expected in ("before training (n = 40)", *ends):
         assert expected in text
+
+
+@pytest.mark.parametrize("width", [24, 40, 60, 70, 80, 100])
+def test_a_narrow_terminal_cuts_nothing_of_before_and_after(width):
+    """Of 40 columns, it had "befo… 1… 0… 5…"."""
+    shown, out = display(width=width)
+    sets = {"sets": {"easy": {"n": 30, "accuracy": {"mean": 0.3, "low": 0.2, "high": 0.4}}}}
+    shown.before_after(result(0.1, 0.05, 0.2), result(0.9, 0.8, 0.95) | sets)
+    text = out.getvalue()
+    for expected in ("before training (n = 40)", "0.050 to 0.200", "  easy (n = 30)", "0.200 to 0.400", "50.0%"):
+        assert expected in text
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= max(width, 31)
+    assert (text.count("accuracy") == 1) == (width >= 70), "as a table where it has room, else by value"
 
 
 def test_before_without_after_and_without_any_verdict():

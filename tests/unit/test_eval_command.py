@@ -37,7 +37,7 @@ def test_rows_of_a_file_are_called_by_its_name(model, tmp_path, capsys):
     assert "own.jsonl: 2 prompts, 1 completion each, greedy" in capsys.readouterr().out
     recipe.write_text(recipe.read_text().replace("[data]", '[[data]]\nname = "sums"'))  # a list of one
     assert command(model, recipe=recipe, device="cpu", max_tokens=2, size=1) == 0
-    assert "own.jsonl: 1 prompts, 1 completion each, greedy" in capsys.readouterr().out
+    assert "own.jsonl: 1 prompt, 1 completion each, greedy" in capsys.readouterr().out
 
 
 def test_another_task_takes_its_own_data_and_none_of_the_recipes(model, tmp_path, capsys):
@@ -318,3 +318,10 @@ def test_an_accuracy_without_a_verdict_is_no_number():
     rows = [row[:3] for row in zip(*columns, strict=True)][:3]
     assert rows == [("accuracy", "-", "no verdicts"), ("  one (0 prompts)", "-", "no verdicts"),
                     ("reward exact", "-", "")]  # fmt: skip
+
+
+def test_a_small_reward_is_not_0():
+    group = ScoredGroup(answers(Prompt("p", text="q"), "a"), (Score(1e-9, parts={"exact": 1e-9}),))
+    table = _table(_count([group], [[True]], names=["exact"], samples=1, seconds=1.0, sets=["one"]))
+    names, values = (list(column.cells) for column in table.columns[:2])
+    assert values[names.index("reward exact")] == "1e-09"

@@ -60,6 +60,30 @@ def test_a_checkpoint_has_the_time_and_the_warnings_up_to_its_step(tmp_path):
     assert "moved by 2" in late
 
 
+def test_a_checkpoint_is_not_said_to_have_changes_that_came_after_it(tmp_path):
+    """A run that went on from step 4 under another learning rate: the model of step 4 has not seen it."""
+    line = {"step": 4, "config": "", "settings": ["learner.lr was 0.1, is 0.2"], "others": [], "versions": []}
+    (tmp_path / "changes.jsonl").write_text(json.dumps(line) + "\n")
+    table = {"data": {"task": "gsm8k"}, "steps": 6}
+    told = ["learner.lr was 0.1, is 0.2" in card_of(tmp_path, table, step=step) for step in (2, 4, 5, 6)]
+    assert told == [False, False, True, True]
+
+
+def test_a_run_that_was_killed_has_its_warnings_and_the_versions_of_its_checkpoint(tmp_path):
+    """Without a summary, the card had neither, as if nothing had been wrong."""
+    rows = [{"step": step, "truncated_share": 0.8} for step in range(1, 13)]
+    made = {"trew": "1.0", "python": "3.12", "torch": "2.9", "transformers": "5.0", "threads": "4"}
+    (tmp_path / "checkpoints/000012").mkdir(parents=True)
+    (tmp_path / "checkpoints/000012/state.json").write_text(json.dumps({"meta": {"made_with": made}}))
+    table = {"data": {"task": "gsm8k"}, "steps": 20}
+    text = card_of(tmp_path, table, *rows, step=12)
+    assert "* `80% of completions are cut off" in text
+    assert "| versions | `trew 1.0, python 3.12, torch 2.9, transformers 5.0` |" in text
+    early = card_of(tmp_path, table, *rows, step=4)
+    assert "cut off at" not in early, "the warning is of step 10"
+    assert "| versions |" not in early, "this checkpoint is gone"
+
+
 def test_the_time_of_a_short_run_is_in_seconds(tmp_path):
     """It took 0.00 hours."""
     (tmp_path / "summary.json").write_text(json.dumps({"steps": 2, "seconds": 12.34, "device": "cpu"}))

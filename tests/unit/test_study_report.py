@@ -290,6 +290,16 @@ def test_the_terminal_has_the_table_without_what_only_the_page_has_room_for(tmp_
     assert any("IQM [95 %]" in line for line in page(found))
 
 
+def test_the_terminal_says_that_the_study_is_not_complete(tmp_path):
+    """Only the page did: verdicts of 7 of 10 seeds read as those of the study."""
+    found = simulated(tmp_path, {name: np.linspace(0.4, 0.5, 7) for name in ("clip", "other", "same")})
+    told = "This is a part of the study: 7 of 10 seeds have runs, 21 of 30 runs in all."
+    assert told in " ".join(describe(found).split())
+    assert "**" not in describe(found)
+    whole = simulated(tmp_path, {name: np.linspace(0.4, 0.5, 10) for name in ("clip", "other", "same")})
+    assert "part of the study" not in describe(whole)
+
+
 def two_regimes(folder):
     """``other`` is better in one regime and as good in another, where it lacks a seed; ``same`` ran in the first."""
     design = study(folder, regimes={"off": {"learner.inner_updates": 2}, "on": {"learner.inner_updates": 1}})

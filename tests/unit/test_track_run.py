@@ -314,6 +314,7 @@ def test_rewind_leaves_no_trace_of_what_is_done_again(tmp_path):
         run.write_eval(0, [scored()])
         run.write_eval(4, [scored()])
         run.write_summary({"steps": 4})
+    (folder / "report.html").write_text("of the finished run")
     with open(folder / "metrics.jsonl", "a") as file:
         file.write('{"step": 5, "rew')  # killed here
     (folder / "rollouts" / ".000005.parquet.partial").write_bytes(b"PAR1")
@@ -327,6 +328,7 @@ def test_rewind_leaves_no_trace_of_what_is_done_again(tmp_path):
     assert names == ["000000.parquet", "000001.parquet", "000002.parquet", "notes.parquet"]
     assert [p.name for p in (folder / "evals").iterdir()] == ["000000.parquet"]
     assert not (folder / "summary.json").exists()
+    assert not (folder / "report.html").exists()
     assert any("partial last line" in m for m in dropped)
     assert sum("row of step" in m for m in dropped) == 2
 

@@ -431,8 +431,9 @@ def show(display: Display, ready: Ready, result: EvalResult) -> None:
     """Prints the result as a table, and what was left out."""
     c, k = ready.config, result.samples
     how = "greedy" if c.eval.temperature == 0 else f"temperature {c.eval.temperature:g}, seed {c.seed}"
-    display.line(f"\n{c.model} on {_subject(c)}: {result.n} prompts, {k} completion{'s' * (k > 1)} each, {how}")
-    display.console.print(_table(result))
+    of = f"{_prompts(result.n)}, {k} completion{'s' * (k > 1)} each"
+    display.line(f"\n{c.model} on {_subject(c)}: {of}, {how}")
+    display.table(_table(result))
     for text in [each for each in (result.omission, *ready.rewards.take_warnings()) if each]:
         display.warn(text)
     if c.environment.name and any(r.status == "failed" for g in result.groups for r in g.group.rollouts):
@@ -450,23 +451,27 @@ def _subject(config: Config) -> str:
     return " + ".join(dict.fromkeys(tasks))
 
 
+def _prompts(count: int) -> str:
+    return f"{count} prompt{'s' * (count != 1)}"
+
+
 def _table(result: EvalResult) -> Table:
     from rich.table import Table
 
-    from ..utils.console import accuracy_cells
+    from ..utils.console import accuracy_cells, rounded
 
-    table = Table(box=None, pad_edge=False, padding=(0, 3))
+    table = Table(box=None, pad_edge=False)
     for heading in ("", "value", "95 % interval"):
         table.add_column(heading, justify="left" if heading == "" else "right")
     # ---- accuracy, of all prompts and then of each data set
     names = {"accuracy" if result.samples == 1 else f"avg@{result.samples}": result.accuracy}
     names |= {f"pass@{i}": interval for i, interval in result.pass_at_intervals.items() if i > 1}
-    names |= {f"  {name} ({own.n} prompts)": own.accuracy for name, own in result.sets.items()}
+    names |= {f"  {name} ({_prompts(own.n)})": own.accuracy for name, own in result.sets.items()}
     for name, interval in names.items():
         table.add_row(name, *accuracy_cells(interval._asdict()))
     # ---- what explains it
     for name, value in result.rewards.items():
-        table.add_row(f"reward {name}", f"{value:.3f}" if value == value else "-", "")
+        table.add_row(f"reward {name}", rounded(value) if value == value else "-", "")
     table.add_row("length (tokens)", f"{result.mean_length:.1f}", "")
     table.add_row("cut off at the limit", f"{result.truncated_share:.1%}", "")
     table.add_row("tokens per second", f"{result.tokens_per_second:.0f}", "")

@@ -7,6 +7,7 @@ huggingface_hub. Absolute paths lose their folders and secrets are masked: a car
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ from ..errors import ConfigError
 from ..models import files
 from ..models.default import DEFAULT_MODEL
 from ..runs.report.read import RunData, load_run
+from ..runs.report.safe_files import read_text
 from ..runs.report.text import visible
 from ..utils.secrets import redact
 from ..utils.toml import dump_table
@@ -170,7 +172,8 @@ def _training(config: Config, data: RunData, step: int) -> Iterator[str]:
     rows = {**_settings(config), **_circumstances(data, step)}
     # A bar would end the cell, even inside code.
     yield "\n".join(["| | |", "|---|---|", *(f"| {k} | {v.replace('|', chr(92) + '|')} |" for k, v in rows.items())])
-    if told := [change.told() for change in data.changes if change.step <= step]:
+    # Not those after this very step, which its weights have not seen.
+    if told := [change.told() for change in data.changes if change.step < step]:
         yield "\n".join(f"* {code(text)}" for text in told)
     if warned := _warnings(data, step):
         yield "Warnings of the run:\n\n" + "\n".join(f"* {code(text)}" for text in warned)
@@ -197,11 +200,12 @@ def _settings(c: Config) -> dict[str, str]:
 
 
 def _circumstances(data: RunData, step: int) -> dict[str, str]:
-    """The versions of the run and its time up to a step, as far as its summary has them."""
+    """The versions of the run and its time up to a step, as far as its summary and the checkpoint have them."""
     rows = {}
-    versions = data.summary.get("versions")
+    versions = data.summary.get("versions") if data.summary else _made_with(data, step)
     # Of the end: a checkpoint may have been made with others.
-    if isinstance(versions, Mapping) and not any(c.versions and c.step >= step for c in data.changes):
+    later = data.summary and any(c.versions and c.step >= step for c in data.changes)
+    if versions and isinstance(versions, Mapping) and not later:
         rows["versions"] = code(", ".join(f"{k} {v}" for k, v in versions.items()))
     if isinstance(seconds := data.summary.get("seconds"), int | float):
         if step != data.summary.get("steps"):  # of a checkpoint: the run went on behind it
@@ -212,8 +216,20 @@ def _circumstances(data: RunData, step: int) -> dict[str, str]:
     return rows
 
 
+def _made_with(data: RunData, step: int) -> dict[str, Any]:
+    """The versions that the checkpoint of a step names; none if it cannot be read."""
+    try:
+        meta = json.loads(read_text(data.folder, f"checkpoints/{step:06d}/state.json"))["meta"]
+        return {name: meta["made_with"][name] for name in ("trew", "python", "torch", "transformers")}
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return {}
+
+
 def _warnings(data: RunData, step: int) -> list[str]:
-    """The texts of the run's first 20 warnings up to a step."""
+    """The texts of the run's first 20 warnings up to a step: those of its summary, or of its rows where it has none,
+    as a run that was killed."""
+    if not data.summary:
+        return [warning.text for warning in data.health if warning.step <= step][:20]
     found = data.summary.get("warnings")
     tables = [w for w in found if isinstance(w, Mapping)] if isinstance(found, list) else []
     tables = [w for w in tables if not isinstance(at := w.get("step"), int) or at <= step][:20]

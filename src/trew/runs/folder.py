@@ -250,15 +250,20 @@ class RunFolder:
                     messages.append(f"{name}: dropped because it was written after step {step}")
             # The summary marks a finished run, which this one no longer is once anything was taken back.
             if messages or step < 0:
-                (self.folder / "summary.json").unlink(missing_ok=True)
+                self._reopen()
         for message in messages:
             self.event(message)
         return messages
 
     def go_on(self) -> None:
-        """Removes the summary, which marks a finished run: this one is about to take more steps."""
+        """Removes summary and report, which are those of a finished run: this one is about to take more steps."""
         with storage(self.folder):
-            (self.folder / "summary.json").unlink(missing_ok=True)
+            self._reopen()
+
+    def _reopen(self) -> None:
+        # Killed before its new end, a run would have the report of its old one.
+        for name in ("summary.json", "report.html"):
+            (self.folder / name).unlink(missing_ok=True)
 
     def _rewind_metrics(self, step: int, evaluated: bool, size: int | None) -> list[str]:
         path = self.folder / "metrics.jsonl"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from .tables import Table, aligned, interval_text, markdown, mean_text, numbers,
 
 _ON_THE_PAGE = ("IQM [95 %]", "P(better) [95 %]")
 """Columns that the terminal has no room for."""
+_IN_PART = "This is a part of the study"
 _KINDS = {"regimes": ("regime", "regimes"), "tasks": ("task", "tasks"), "algorithms": ("algorithm", "algorithms")}
 """The parts of a design: one of them, which is also its name in a row, and several."""
 
@@ -37,6 +39,7 @@ def write_report(found: Mapping[str, Any], folder: Path) -> None:
 def describe(found: Mapping[str, Any]) -> str:
     """The comparisons as text for the terminal."""
     lines = [f"{found['study']}: {len(found['runs'])} runs reported, {len(found['tuning'])} for tuning"]
+    lines += [line for rest in _unfinished(found) for line in textwrap.wrap(f"{_IN_PART}{rest}", 120)]
     for regime in regimes(found):
         lines += ["", f"{regime.name}: final accuracy (mean of the last {LAST} evaluations)"]
         table = comparison_table(found, regime, regime.final)
@@ -84,12 +87,14 @@ def _before_the_first_run(found: Mapping[str, Any]) -> Iterator[str]:
             f"Model for {task}: {model['parameters']:,} parameters, made by the study; {model['steps']} supervised "
             f"steps to a probability of {model['accuracy']:.2f} of the right answer."
         )
-    yield from _unfinished(found)
+    for rest in _unfinished(found):
+        yield from ["", f"**{_IN_PART}**{rest}"]
     yield ""
 
 
 def _unfinished(found: Mapping[str, Any]) -> Iterator[str]:
-    """Says what the study has no runs of, or fewer than its design; nothing where every cell has all of its seeds."""
+    """Says, behind ``_IN_PART``, what the study has no runs of, or fewer than its design; nothing where every cell has
+    all of its seeds."""
     design, runs = found["design"], found["runs"]
     whole = design["seeds"]
     wanted = whole * math.prod(len(design[kind]) for kind in _KINDS)
@@ -100,9 +105,8 @@ def _unfinished(found: Mapping[str, Any]) -> Iterator[str]:
     most = max(seeds.values())
     fewer = ", ".join(f"of {name} {count}" for name, count in seeds.items() if 0 < count < most)
     missing = _without_runs(design, runs)
-    yield ""
     yield (
-        f"**This is a part of the study**: {most} of {whole} seeds have runs{f' ({fewer})' if fewer else ''}, "
+        f": {most} of {whole} seeds have runs{f' ({fewer})' if fewer else ''}, "
         f"{len(runs)} of {wanted} runs in all{f'; nothing of {missing} is reported yet' if missing else ''}. It claims "
         "nothing beyond what these can show: verdicts before the last run are looks on the way, and every look more "
         "makes a chance verdict likelier."

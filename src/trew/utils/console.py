@@ -154,7 +154,7 @@ class Display:
 
     def before_after(self, before: Mapping[str, Any], after: Mapping[str, Any] | None) -> None:
         """Accuracy with its 95 % interval, before and after."""
-        table = Table(box=None, pad_edge=False, padding=(0, 3))
+        table = Table(box=None, pad_edge=False)
         for heading in ("held-out prompts", "accuracy", "95 % interval", "length", "cut off"):
             table.add_column(heading, justify="left" if heading == "held-out prompts" else "right")
         for name, r in (("before training", before), ("after training", after)):
@@ -165,21 +165,40 @@ class Display:
             for one, own in r.get("sets", {}).items():
                 table.add_row(f"  {one} (n = {own['n']})", *accuracy_cells(own["accuracy"]))
         self.console.print()
-        self.console.print(table)
+        self.table(table)
 
     def losses(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
         """The held-out loss with its 95 % interval, before and after."""
-        table = Table(box=None, pad_edge=False, padding=(0, 3))
+        table = Table(box=None, pad_edge=False)
         paired = before.get("accuracy") is not None  # of preference pairs
         for heading in ("held-out rows", "loss", "95 % interval", "accuracy" if paired else "perplexity"):
             table.add_column(heading, justify="left" if heading == "held-out rows" else "right")
         for name, r in (("before training", before), ("after training", after)):
             loss = r["loss"]
-            interval = "-" if loss["low"] is None else f"{loss['low']:.3f} to {loss['high']:.3f}"  # of one row alone
+            # Of one row alone, there is none.
+            interval = "-" if loss["low"] is None else f"{rounded(loss['low'])} to {rounded(loss['high'])}"
             last = f"{r['accuracy']['mean']:.3f}" if paired else f"{r['perplexity']:.4g}"
-            table.add_row(f"{name} (n = {r['rows']})", f"{loss['mean']:.3f}", interval, last)
+            table.add_row(f"{name} (n = {r['rows']})", rounded(loss["mean"]), interval, last)
         self.console.print()
-        self.console.print(table)
+        self.table(table)
+
+    def table(self, table: Table) -> None:
+        """A table whose first column names its rows. A terminal that is too narrow for it gets a line for each value:
+        rich would cut all columns to a few characters."""
+        whole = self.console.options.update(max_width=10_000)
+        for blanks in (3, 1):
+            table.padding = (0, blanks)
+            if self.console.measure(table, options=whole).maximum <= self.console.width:
+                self.console.print(table)
+                return
+        names, *columns = table.columns
+        headings = [str(column.header) for column in columns]
+        self.console.print(str(names.header), style="bold", soft_wrap=True)
+        for name, *cells in zip(*(column.cells for column in table.columns), strict=True):
+            self.console.print(name, soft_wrap=True)
+            for heading, cell in zip(headings, cells, strict=True):
+                if cell:
+                    self.console.print(f"  {heading:<{max(map(len, headings))}}  {cell}", soft_wrap=True)
 
     def warned(self, texts: Sequence[str]) -> None:
         """Repeats the warnings of the run at its end."""
@@ -270,8 +289,19 @@ def duration(seconds: float) -> str:
 
 def _fitting(form: str, value: float) -> str:
     """A number for a column, with a blank before it: without one, it would run into the number on its left."""
-    texts = [each.format(value) for each in (form, "{:.5g}", "{:.1e}", "{:.0e}")]
+    # Of the others, a KL below its places is rounding of the log-probs.
+    first = rounded(value) if form == "{:.3f}" else form.format(value)
+    texts = [first, *(each.format(value) for each in ("{:.5g}", "{:.1e}", "{:.0e}"))]
     return next((text for text in texts if len(text) < WIDTH), texts[-1])
+
+
+def rounded(value: float) -> str:
+    """A number with three places, or with two digits where these would say 0 of one that is not.
+
+    >>> rounded(0.25), rounded(1e-9), rounded(-0.0004), rounded(0.0)
+    ('0.250', '1e-09', '-0.0004', '0.000')
+    """
+    return f"{value:.2g}" if 0 < abs(value) < 0.0005 else f"{value:.3f}"
 
 
 def _clean(text: str) -> str:

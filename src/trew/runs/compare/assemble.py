@@ -25,7 +25,8 @@ def compare_runs(folders: Sequence[Path], choices: Choices) -> ComparedRuns:
     metric = parse_metric(choices.metric)
     if len(folders) < 2:
         raise ConfigError("compare: give two run folders or more, for example: trew compare runs/a-* runs/b-*")
-    members, left_out = _counted([load_member(folder) for folder in folders], choices)
+    waits = choices.unfinished == "leave-out"
+    members, left_out = _counted([load_member(folder, leave_out=waits) for folder in folders], choices)
     # All reasons at once, before the metric is computed of any run.
     if found := problems(members, allow=choices.allow):
         raise ConfigError(found)
@@ -51,7 +52,7 @@ def _counted(members: Sequence[Member], choices: Choices) -> tuple[list[Member],
     """The runs that are counted, and those that are left out."""
     open_ = [m for m in members if not m.finished]
     if open_ and choices.unfinished == "refuse":
-        steps = ", ".join(f"{m.name} (step {m.evals[-1][0]} of {m.settings.get('steps')})" for m in open_[:5])
+        steps = ", ".join(f"{m.name} (step {m.last_step} of {m.settings.get('steps')})" for m in open_[:5])
         raise DataError(
             f"compare: {len(open_)} of {len(members)} runs have not finished: {steps}; finish them (trew train "
             "--resume), or --unfinished leave-out for runs that still train, or --unfinished count for runs that "
@@ -157,7 +158,8 @@ def _starts(groups: Sequence[RunGroup]) -> list[str]:
 
 def _condition(members: Sequence[Member]) -> list[str]:
     """What is wrong with single runs: damaged files, prompts without a verdict, failures."""
-    found = [f"{m.name}: {note}" for m in members for note in (*m.data.notes, *m.data.changed)]
+    # Notes have no full stop, which whoever shows them sets; a change is told in sentences.
+    found = [f"{m.name}: {note.removesuffix('.')}" for m in members for note in (*m.data.notes, *m.data.changed)]
     found += [f"{m.name}: {m.unjudged} held-out prompts without a verdict do not count" for m in members if m.unjudged]
     if failed := [m.name for m in members if not m.finished]:
         found.append(f"{some(failed)} did not finish: counted with what was measured last")

@@ -28,7 +28,7 @@ class Member:
     data: RunData
     seed: int
     settings: Mapping[str, Any]  # flat: {"learner.lr": 1e-6, ...}, without seed and out
-    evals: tuple[tuple[int, float], ...]  # (step, accuracy) of every evaluation, in order
+    evals: tuple[tuple[int, float], ...]  # (step, accuracy) of every evaluation, in order; none where it is left out
 
     @property
     def name(self) -> str:
@@ -37,6 +37,11 @@ class Member:
     @property
     def finished(self) -> bool:
         return bool(self.data.summary)
+
+    @property
+    def last_step(self) -> int:
+        """The last step in its rows; 0 where it has none yet."""
+        return max((row["step"] for row in self.data.rows), default=0)
 
     @property
     def version(self) -> str:
@@ -99,8 +104,12 @@ _EPISODES = ("environment.name", "environment.args")
 _NO_MATTER = ("environment.workers", "environment.timeout_s", "environment.episodes", "environment.on_failure")
 
 
-def load_member(folder: Path) -> Member:
-    """Reads the run in ``folder``. Raises DataError if it is none, or is not one that can be compared."""
+def load_member(folder: Path, *, leave_out: bool = False) -> Member:
+    """Reads the run in ``folder``. Raises DataError if it is none, or is not one that can be compared.
+
+    With ``leave_out``, a run that has not finished will not be counted, so that it needs no evaluation: it may have
+    only begun.
+    """
     data = load_run(folder)
     table = flatten(dict(data.config))
     seed = table.get("seed")
@@ -114,7 +123,8 @@ def load_member(folder: Path) -> Member:
         settings["teacher.model"] = _served(folder)
     if lost := _lost_rows(data):
         data = replace(data, notes=(*data.notes, f"{lost}: what is counted over its steps is not exact"))
-    return Member(data, seed, settings, _evaluations(folder, data))
+    evals = () if leave_out and not data.summary else _evaluations(folder, data)
+    return Member(data, seed, settings, evals)
 
 
 def _last_step(data: RunData) -> int | None:

@@ -130,7 +130,11 @@ class Reach:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """The mean of a column of metrics.jsonl over the last ``count`` steps that have it."""
+    """The mean of a column of metrics.jsonl over the last ``count`` steps of a run, or evaluations where it is theirs.
+
+    Steps may lack a value, as a KL without an update: the mean is then that of the others among the last ones, and a
+    note says so. An evaluation that lacks one has judged nothing, and is refused as it is for every other metric.
+    """
 
     name: str
     count: int
@@ -139,31 +143,75 @@ class Column:
 
     @property
     def title(self) -> str:
-        return f"{self.name}, mean of the last {self.count} steps"
+        return f"{self.name}, {'mean ' * (self.count > 1)}of the {self._last}"
+
+    @property
+    def _last(self) -> str:
+        return f"last {self.count} {self._unit}s" if self.count > 1 else f"last {self._unit}"
+
+    @property
+    def _unit(self) -> str:
+        return "evaluation" if self.name.startswith("eval_") else "step"
 
     def scores(self, members: Sequence[Member]) -> list[float]:
-        found = []
-        for m in members:
-            steps, values = m.data.column(self.name)
-            if not values:
-                raise DataError(
-                    f"--metric: {m.name} has no {self.name!r}{nearest(self.name, m.data.metric_names())} in "
-                    f"metrics.jsonl; accepts {ACCEPTS}"
-                )
-            last = values[-self.count :]
-            if len(last) < self.count or None in last:
-                raise DataError(
-                    f"--metric: {m.name} does not have {self.count} finite values of {self.name} at its end; give a "
-                    "smaller number, or leave the run out"
-                )
-            # Without the row of a step, the value of an earlier one would be among the last ones.
-            if not any(self.name in row for row in m.data.rows if is_evaluation(row)):
-                _refuse_lost(m, since=steps[-self.count])
-            found.append(float(np.mean([v for v in last if v is not None])))
-        return found
+        return [float(np.mean(self._values(m))) for m in members]
 
     def notes(self, members: Sequence[Member]) -> list[str]:
-        return [f"better means a higher {self.name} here; whether that is good is yours to judge"]
+        found = [f"better means a higher {self.name} here; whether that is good is yours to judge"]
+        counts = {m.name: len(self._values(m)) for m in members}
+        if few := [f"{name} ({count} of {self.count})" for name, count in counts.items() if count < self.count]:
+            found.append(
+                f"{len(few)} of {len(members)} runs have no {self.name} in some of their {self._last}, and "
+                f"count with the mean of the others: {_some(few)}"
+            )
+        return found
+
+    def _values(self, member: Member) -> list[float]:
+        """The values among the last steps or evaluations. Raises DataError where they give no mean."""
+        rows = self._last_rows(member)
+        values = {row["step"]: row[self.name] for row in rows if row.get(self.name) is not None}
+        # Never an older value in place of a missing one: it would be that of other weights.
+        lacking = [row["step"] for row in rows if row["step"] not in values]
+        if lacking and self._unit == "evaluation":
+            raise DataError(
+                f"--metric: {member.name} has no {self.name} in its evaluation after step {lacking[0]}, in which "
+                "nothing was judged that it counts; repeat the run, or leave it out"
+            )
+        if not values:
+            raise DataError(
+                f"--metric: {member.name} has no {self.name} in its {self._last}, from step {lacking[0]} on; give a "
+                "larger number, or leave the run out"
+            )
+        if wrong := [step for step, value in values.items() if not math.isfinite(value)]:
+            raise DataError(
+                f"--metric: {member.name} has a value of {self.name} that is not finite in step {wrong[0]}; give a "
+                "smaller number, or leave the run out"
+            )
+        return list(values.values())
+
+    def _last_rows(self, member: Member) -> list[Mapping[str, Any]]:
+        """The rows of the last steps or evaluations. Raises DataError if they are fewer, or some are lost."""
+        rows = sorted(member.data.rows, key=lambda row: row["step"])
+        if not any(row.get(self.name) is not None for row in rows):
+            raise DataError(
+                f"--metric: {member.name} has no {self.name!r}{nearest(self.name, member.data.metric_names())} in "
+                f"metrics.jsonl; accepts {ACCEPTS}"
+            )
+        if self._unit == "evaluation":
+            # By step: a resumed run may have repeated an evaluation, and the later one counts.
+            rows = list({row["step"]: row for row in rows if is_evaluation(row)}.values())
+        else:
+            rows = [row for row in rows if not is_evaluation(row)]
+        if len(rows) < self.count:
+            raise DataError(
+                f"--metric: {member.name} has fewer than {self.count} {self._unit}s in metrics.jsonl; give a smaller "
+                "number, or leave the run out"
+            )
+        last = rows[-self.count :]
+        # Without the row of a step, an earlier one would be among the last ones.
+        if self._unit == "step":
+            _refuse_lost(member, since=last[0]["step"])
+        return last
 
 
 def parse_metric(text: str) -> Metric:

@@ -62,7 +62,8 @@ def group_rows(result: ComparedRuns) -> list[list[str]]:
 def versus_rows(result: ComparedRuns) -> list[list[str]]:
     return [
         [
-            v.name, _interval(v.difference, result, sign="+"), _p(v.p_value), _interval(v.improvement, result),
+            v.name, _interval(v.difference, result, sign="+", equal=v.verdict == "equal"), _p(v.p_value),
+            _interval(v.improvement, result),
             "none" if v.detectable is None else _value(v.detectable, result), v.verdict,
         ]
         for v in result.comparison.versus
@@ -112,9 +113,12 @@ def _needed(versus: Sequence[Versus], result: ComparedRuns) -> Iterator[str]:
         yield f"Pairs needed to find a difference, at the spread of {widest.name}: {told}."
 
 
-def _interval(interval: Interval, result: ComparedRuns, *, sign: str = "") -> str:
+def _interval(interval: Interval, result: ComparedRuns, *, sign: str = "", equal: bool = False) -> str:
     mean = _value(interval.mean, result, sign=sign)
-    if not math.isfinite(interval.low):
+    # Values that agree have shown no spread, which does not mean that there is none; but for runs that are ``equal`` to
+    # the last bit, whose difference is known.
+    point = math.isclose(interval.low, interval.high, rel_tol=1e-12, abs_tol=1e-15)
+    if not math.isfinite(interval.low) or (point and not equal):
         return f"{mean} [no interval]"
     return f"{mean} [{_value(interval.low, result, sign=sign)}, {_value(interval.high, result, sign=sign)}]"
 
