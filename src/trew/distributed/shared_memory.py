@@ -16,7 +16,7 @@ from torch import Tensor
 
 # Bytes that all ranks together write at a time. A wait for each other takes a fifth of a millisecond, in which a rank
 # copies about a MiB: with much less they would only wait.
-HALF = 1 << 24
+HALF = 1 << 23
 
 # Memory that has no disk behind it. A system without it (macOS) keeps gloo.
 MEMORY = Path("/dev/shm")
