@@ -37,6 +37,11 @@ def fragile(row, seed):
 def leaves(row, seed):
     reply = yield f"number {seed}"
     os._exit(3)
+
+def small(row, seed):
+    number = seed.to_bytes(4, "big")[-1]
+    reply = yield f"number {number}"
+    return float(reply.text == str(number))
 """
 
 ROWS = """
@@ -115,6 +120,13 @@ def test_a_name_alone_describes_it(capsys):
 @pytest.mark.parametrize("name", tiers.some(["guess", "grid", "calculator"], ["guess"]))
 def test_the_built_in_environments_pass_their_own_check(name, capsys):
     assert trew(name, "--check", "--episodes", 12) == 0, capsys.readouterr().out
+
+
+def test_an_environment_that_does_not_take_a_run_s_seeds_is_found(file, capsys):
+    assert trew(f"{file}:small", "--check", "--episodes", 8) == 1
+    said = capsys.readouterr().out
+    assert "ok      no episode crashes" in said
+    assert "FAILED  large seeds do not crash it: 16 of 16" in said
 
 
 def test_an_environment_is_played_by_hand(file, capsys, monkeypatch):

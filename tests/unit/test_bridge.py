@@ -11,6 +11,7 @@ import tiny
 from trew.models.default import cached
 from trew.rollout import Renderer
 from trew.rollout.bridge import Bridges
+from trew.rollout.chat import REPLY
 
 USER = {"role": "user", "content": "how many?"}
 HINT = {"role": "user", "content": "higher"}
@@ -250,3 +251,36 @@ def test_every_added_token_of_a_real_tokenizer_is_plain_text():
     text = "".join(special)
     [message] = bridges.cleaned([{"role": "user", "content": text}]).messages
     assert not {*bridges.renderer.tokens(message["content"])} & {*special.values()}
+
+
+def test_several_results_are_cut_only_where_they_are_too_long_together():
+    bridges = Bridges(renderer("chatml"), most=64)
+    lengths = (2, 40)  # of 64 tokens; a token of this tokenizer is a byte
+    texts = ["x" * length for length in lengths]
+    assert [len(bridges.renderer.tokens(text)) for text in texts] == [*lengths]
+    whole = bridges.cleaned([{"role": "tool", "content": text} for text in texts])
+    assert (whole.cut, [m["content"] for m in whole.messages]) == (0, texts)
+    # What the short one leaves over is the long one's, wherever they stand.
+    for order in (1, -1):
+        cut = bridges.cleaned([{"role": "tool", "content": text} for text in ("ab", "y" * 400)][::order])
+        counts = [len(bridges.renderer.tokens(m["content"])) for m in cut.messages][::order]
+        assert cut.cut == 1
+        assert counts[0] == 2
+        assert 45 < counts[1] <= 62
+
+
+def test_an_observation_may_say_what_stands_for_a_reply():
+    bridges = Bridges(renderer("chatml"))
+    cleaned = bridges.cleaned([{"role": "user", "content": f"I saw {REPLY} in the log"}])
+    ids = bridges.bridge(cleaned.messages, ended_by=token(bridges.renderer, "<|im_end|>"))
+    assert ids is not None
+    assert bridges.renderer.decode_whole(ids).startswith("\n<|im_start|>user\nI saw ")
+    assert cleaned.escaped == 1
+
+
+def test_special_tokens_inside_calls_are_plain_text_too():
+    call = {"function": {"name": "f", "arguments": {"x": ["<|im_end|>", 1, None]}}}
+    [message] = (
+        Bridges(renderer("chatml")).harmless([{"role": "assistant", "content": "", "tool_calls": [call]}]).messages
+    )
+    assert message["tool_calls"] == [{"function": {"name": "f", "arguments": {"x": ["< |im_end|>", 1, None]}}}]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -192,7 +193,7 @@ def _replies(count: int) -> str:
 
 
 def _reward(earned: list[float]) -> str:
-    return f"its reward is {sum(earned):g}" if earned else "it has no reward, so a run would not judge it"
+    return f"its reward is {math.fsum(earned):g}" if earned else "it has no reward, so a run would not judge it"
 
 
 def _show(say: Say) -> None:

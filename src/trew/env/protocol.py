@@ -13,8 +13,8 @@ from typing import Any, Protocol, TypeAlias
 from ..types import FinishReason, Message
 
 Reward: TypeAlias = "float | Mapping[str, float | None] | None"
-"""What an episode returns: a number, None (not judged), or numbers by name, of which ``reward`` is the reward and the
-others are metrics."""
+"""What an episode returns, as the reward of its last reply: a number, None for none, or numbers by name, of which
+``reward`` is the reward and the others are metrics. An episode in which no reply earned anything is not judged."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ No tokenizer is needed: replies call tools by the plain protocol.
 from __future__ import annotations
 
 import json
+import math
 import random
 import re
 import statistics
@@ -20,6 +21,7 @@ from .protocol import Reply, Say, Tool
 from .tools.plain import PlainFormat
 
 AT_ONCE = 16  # episodes that are played side by side
+LARGE = (1 << 63) - AT_ONCE  # the last seeds that a run may have: its seeds are hashes, which not every generator takes
 REPLIES = ("", "7", "yes", "right", "A", "I do not know.", "calc: 1 + 1", "{}", "[up]")
 """What a policy may say; scripts also repeat words and numbers that the environment said."""
 CALLED = 0.7
@@ -51,7 +53,7 @@ class Played:
     def reward(self) -> float | None:
         """The sum of its rewards; None where none was given."""
         known = [say.reward for say in self.says if say.reward is not None]
-        return sum(known) if known else None
+        return math.fsum(known) if known else None
 
 
 Script = Callable[[Played, random.Random, int], str]
@@ -75,6 +77,9 @@ def checks(hosts: Hosts, rows: Sequence[Mapping[str, Any]], *, episodes: int, tu
         "the seed or the row makes a difference", kinds > 1, f"{kinds} different ones of {AT_ONCE} with equal replies",
         ("all episodes are the same one: draw from random.Random(seed), or give it rows (--data)",),
     )  # fmt: skip
+    large = _all(hosts, rows, AT_ONCE, turns, _scripted, first=LARGE)
+    crashed = [_failure(LARGE + number, played) for number, played in enumerate(large) if played.error]
+    yield Check("large seeds do not crash it", not crashed, f"{len(crashed)} of {AT_ONCE}", tuple(crashed))
     hostile = _all(hosts, rows, len(HOSTILE), turns, lambda played, rng, number: HOSTILE[number])
     crashed = [_failure(number, played) for number, played in enumerate(hostile) if played.error]
     yield Check("hostile replies do not crash it", not crashed, f"{len(crashed)} of {len(HOSTILE)}", tuple(crashed))
@@ -88,15 +93,18 @@ def spoken(text: str, tools: Sequence[Tool], turn: int) -> Reply:
 
 
 def _all(
-    hosts: Hosts, rows: Sequence[Mapping[str, Any]], episodes: int, turns: int, script: Script, *, seeded: bool = True
-) -> list[Played]:
-    """Plays the episodes of seeds 0 and up, some of them side by side. Not ``seeded``: with equal replies in all."""
+    hosts: Hosts, rows: Sequence[Mapping[str, Any]], episodes: int, turns: int, script: Script, *, seeded: bool = True,
+    first: int = 0,
+) -> list[Played]:  # fmt: skip
+    """Plays the episodes of seeds ``first`` and up, some of them side by side. Not ``seeded``: with equal
+    replies in all."""
     found: dict[int, Played] = {}
+    seeds = range(first, first + episodes)
     for start in range(0, episodes, AT_ONCE):
-        numbers = range(start, min(start + AT_ONCE, episodes))
+        numbers = seeds[start : start + AT_ONCE]
         rngs = {number: random.Random(number if seeded else 0) for number in numbers}
         found |= _together(hosts, rows, rngs, turns, script)
-    return [found[number] for number in range(episodes)]
+    return [found[number] for number in seeds]
 
 
 def _together(

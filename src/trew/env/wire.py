@@ -17,6 +17,8 @@ def from_say(say: Any, *, opening: bool) -> dict[str, Any]:
         raise TypeError(f"it said {say!r:.100}, which is no Say")
     if opening and say.done:
         raise ValueError("the opening is done already, so there is nothing to reply to")
+    if opening and say.reward is not None:
+        raise ValueError("the opening has a reward, although there was no reply yet that could have earned it")
     if not say.done and not say.messages:
         raise ValueError("it said nothing although it is not done")
     if say.tools and not opening:

@@ -44,9 +44,10 @@ class Bridges:
         self.renderer, self.most = renderer, most
         self._ends = renderer.stop_ids.union(ends)
         self._added: dict[str, int] = renderer.tokenizer.get_added_vocab()
-        # The longest first, so that a token is not found inside another one. Whitespace forges nothing.
-        forgeable: list[str] = sorted((t for t in self._added if len(t) > 1 and t.strip()), key=len, reverse=True)
-        self._forged = re.compile("|".join(map(re.escape, forgeable))) if forgeable else None
+        # The longest first, so that a token is not found inside another one. Whitespace forges nothing. The stand-in
+        # for a reply is found again by its text.
+        forgeable = sorted({REPLY, *(t for t in self._added if len(t) > 1 and t.strip())}, key=len, reverse=True)
+        self._forged = re.compile("|".join(map(re.escape, forgeable)))
 
     # ---- tokens
 
@@ -104,32 +105,39 @@ class Bridges:
     def harmless(self, messages: Sequence[Message]) -> Cleaned:
         """Makes messages safe to render: text that would become a special token gets a space behind its first
         character. So do a tool's name and other texts: templates write them, and the policy says what it calls."""
-        found, escaped = [], 0
-        for message in messages:
-            safe = dict(message)
-            for key, value in message.items():
-                if key != "role" and isinstance(value, str):
-                    # A lone surrogate is no character of any text, and tokenizers refuse it.
-                    safe[key], times = self._harmless(value.encode("utf-8", "replace").decode("utf-8"))
-                    escaped += times
-            found.append(safe)
-        return Cleaned(tuple(found), escaped)
+        counted: list[int] = []
+        found = [
+            {key: value if key == "role" else self._harmless(value, counted) for key, value in message.items()}
+            for message in messages
+        ]
+        return Cleaned(tuple(found), sum(counted))
 
     def cleaned(self, messages: Sequence[Message]) -> Cleaned:
         """Makes an observation safe to render, and cuts what is longer than it may be in the middle."""
         safe = self.harmless(messages)
-        found, cut = [], 0
-        # All messages of an observation share its limit.
-        for message in safe.messages:
-            text, was_cut = self._shortened(message["content"], self.most // len(messages))
-            found.append({**message, "content": text})
+        # All messages of an observation share its limit: the shortest take what they need, the others the rest alike.
+        texts = {at: message["content"] for at, message in enumerate(safe.messages)}
+        left, cut = self.most, 0
+        for done, at in enumerate(sorted(texts, key=lambda at: len(texts[at]))):
+            texts[at], was_cut = self._shortened(texts[at], left // (len(texts) - done))
+            left -= self._count(texts[at]) if self.most else 0
             cut += was_cut
-        return Cleaned(tuple(found), safe.escaped, cut)
+        found = tuple({**message, "content": texts[at]} for at, message in enumerate(safe.messages))
+        return Cleaned(found, safe.escaped, cut)
 
-    def _harmless(self, text: str) -> tuple[str, int]:
-        if self._forged is None:
-            return text, 0
-        return self._forged.subn(lambda match: f"{match[0][0]} {match[0][1:]}", text)
+    def _harmless(self, value: Any, counted: list[int]) -> Any:
+        """A text, or all texts in lists and dictionaries; adds to ``counted`` how often there was something."""
+        if isinstance(value, Mapping):
+            return {key: self._harmless(one, counted) for key, one in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._harmless(one, counted) for one in value]
+        if not isinstance(value, str):
+            return value
+        # A lone surrogate is no character of any text, and tokenizers refuse it.
+        sound = value.encode("utf-8", "replace").decode("utf-8")
+        text, times = self._forged.subn(lambda match: f"{match[0][0]} {match[0][1:]}", sound)
+        counted.append(times)
+        return text
 
     def _shortened(self, text: str, most: int) -> tuple[str, bool]:
         """Cuts the middle out of a text of more than ``most`` tokens."""

@@ -306,7 +306,9 @@ class Episodes:
         cleaned = self.bridges.harmless(messages)
         ids = np.asarray(self.bridges.opening(cleaned.messages, tools=schemas), np.int64)
         for play in plays:
-            play.tools, play.read, play.counts = first.said.tools, cleaned.messages, _counts(cleaned)
+            assert play.said is not None
+            play.tools, play.read = first.said.tools, cleaned.messages
+            play.counts = {**play.said.metrics, **_counts(cleaned)}  # of the first turn
         return ids
 
     def _encoded(self, prompt: Prompt) -> np.ndarray:
@@ -345,6 +347,10 @@ class Episodes:
         ended = self._ended_by(turn) is not None
         text = self.bridges.renderer.decode_whole(turn.token_ids[:-1].tolist()) if ended else turn.text
         parsed = self.format.parse(text, play.tools)
+        if parsed.malformed is not None and not ended:
+            # The stop string, which the text lacks, may be what ends a call.
+            whole = self.format.parse(self.bridges.renderer.decode_whole(turn.token_ids.tolist()), play.tools)
+            parsed = parsed if whole.malformed is not None else whole
         return tuple(parsed.calls), parsed.malformed
 
     def _ended_by(self, turn: Turn) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ...types import Rollout
@@ -26,4 +27,5 @@ def grade(completion: str, gold: Any = None, *, episode: Rollout | None = None) 
         # A step of 0, not none: an objective that learns from steps would leave the episode out instead of ranking it
         # behind those that earned something.
         steps = ((episode.turn_ends[-1], 0.0),)
-    return Verdict(sum((value for _, value in steps), 0.0), detail=episode.ending, steps=steps)
+    # Exactly rounded: ten turns of 0.1 are 1, which counts as correct.
+    return Verdict(math.fsum(value for _, value in steps), detail=episode.ending, steps=steps)
