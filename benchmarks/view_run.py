@@ -74,7 +74,8 @@ def _metric(rng: np.random.Generator, done: float) -> float:
 
 
 def _group(rng: np.random.Generator, uid: str, done: float, *, completions: int = COMPLETIONS) -> ScoredGroup:
-    a, b = (int(n) for n in rng.integers(1, 1000, 2))
+    # Of the uid: a prompt is asked the same at every evaluation.
+    a, b = (int(n) for n in np.random.default_rng(list(uid.encode())).integers(1, 1000, 2))
     prompt = Prompt(
         uid, messages=({"role": "user", "content": f"There are {a} apples and {b} more. How many are there?"},),
         columns={"answer": str(a + b), "source": "made up"},

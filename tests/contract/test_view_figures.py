@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
+
 from trew.runs import RunFolder
 from trew.runs.report import load_run
 from trew.types import Group, ScoredGroup
@@ -125,6 +127,22 @@ def test_every_resume_has_a_mark(tmp_path):
     assert [(mark["step"], mark["text"]) for mark in marks if mark["kind"] == "resumed"] == [
         (3, "continued after step 3")
     ] * 4
+
+
+@pytest.mark.parametrize("last", [2, -1], ids=["a checkpoint", "none yet"])
+def test_warnings_of_steps_that_a_resume_took_back_are_gone(last, tmp_path):
+    """They stayed as marks at steps that then were other ones."""
+    with RunFolder.open(tmp_path / "x") as run:
+        run.write_config("steps = 30\n[objective]\npreset = 'grpo'\n")
+        for step in range(1, 6):
+            run.log({"step": step, "reward": 0.0})
+        run.event("step 1: a server did not answer")
+        run.event("step 4: a reward failed")
+        run.rewind(last)
+        run.event("step 5: what the evaluation dropped is counted after step 0")  # of the steps that were done again
+    marks = [(mark["kind"], mark["step"]) for mark in get(client(tmp_path), "runs/x/metrics")["marks"]]
+    kept = [("event", 1), ("resumed", 2)] if last > 0 else []
+    assert marks == [*kept, ("event", 5)]
 
 
 def test_a_setting_that_is_infinite_is_shown(tmp_path):

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from trew.errors import DataError
 from trew.view import library
 from trew.view.library import Library
 from view_help import client, get
@@ -36,6 +37,43 @@ def test_members_of_a_run_in_rounds_are_no_runs(tmp_path: Path) -> None:
     _run(tmp_path / "x" / "round-1" / "policy")
     _run(tmp_path / "x" / "final")
     assert _found(tmp_path) == ["x", "x/round-1/policy"]
+
+
+def test_links_right_below_a_folder_lead_to_runs(tmp_path: Path) -> None:
+    """A folder of links to the runs that are worth keeping: it was said to have no run."""
+    _run(tmp_path / "runs" / "a")
+    (_run(tmp_path / "runs" / "in rounds") / "rounds.jsonl").write_text("")
+    (tmp_path / "runs" / "in rounds" / "circle").symlink_to(tmp_path / "links")
+    _run(tmp_path / "runs" / "in rounds" / "round-1" / "policy")
+    (tmp_path / "links").mkdir()
+    for name, leads_to in (("good", "a"), ("good too", "a"), ("rounds", "in rounds"), ("all", "."), ("none", "gone")):
+        (tmp_path / "links" / name).symlink_to(tmp_path / "runs" / leads_to)
+    (tmp_path / "links" / "circle").symlink_to(tmp_path / "links")
+    assert _found(tmp_path / "links") == ["good", "rounds", "rounds/round-1/policy"]
+    page = client(tmp_path / "links")
+    assert get(page, "runs/good/config")["text"] == 'model = "none"\n'
+    # Each run once, by its own name, whichever is found first.
+    own = ["a", "in rounds", "in rounds/round-1/policy"]
+    assert _found(tmp_path / "links", tmp_path / "runs") == own
+    assert _found(tmp_path / "runs", tmp_path / "links") == own
+    (tmp_path / "runs" / "0").symlink_to(tmp_path / "runs" / "a")
+    (tmp_path / "way").symlink_to(tmp_path)
+    assert _found(tmp_path / "runs") == _found(tmp_path / "way" / "runs") == own
+
+
+def test_links_that_lead_to_no_run_are_counted(tmp_path: Path) -> None:
+    _run(tmp_path / "runs" / "a")
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "all").symlink_to(tmp_path / "runs")
+    told = "1 link there leads to no run folder, and only links to run folders are followed; give the folders that hold"
+    with pytest.raises(DataError, match=told):
+        Library([tmp_path / "links"])
+    (tmp_path / "links" / "none").symlink_to(tmp_path / "gone")
+    with pytest.raises(DataError, match=told.replace("1 link there leads", "2 links there lead")):
+        Library([tmp_path / "links"])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=r"a folder that contains runs$"):
+        Library([tmp_path / "empty"])
 
 
 def test_a_folder_of_more_runs_than_are_shown_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

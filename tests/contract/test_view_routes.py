@@ -19,7 +19,7 @@ from view_help import client, episode, get, group, make_run, write_eval, write_s
 ROW = {
     "step", "eval", "group", "trained_group", "uid", "sample", "prompt", "completion", "score", "status", "parts",
     "statuses", "extracted", "gold", "finish_reason", "rollout_status", "rollout_error", "truncated", "length",
-    "advantage", "policy_version", "turns", "ending",
+    "advantage", "policy_version", "turns", "ending", "prompt_hash",
 }  # fmt: skip
 
 

@@ -157,7 +157,8 @@ def test_links_out_of_a_run_are_not_followed(tmp_path):
     for name in ("rollouts", "evals", "checkpoints"):
         shutil.rmtree(folder / name)
         (folder / name).symlink_to(secret / name)
-    (tmp_path / "shown" / "linked").symlink_to(secret)
+    (tmp_path / "shown" / "deeper").mkdir()
+    (tmp_path / "shown" / "deeper" / "linked").symlink_to(secret)
     page = client(tmp_path / "shown")
     assert [run["id"] for run in get(page, "runs")["runs"]] == ["x"]
     found = everything(page)

@@ -22,6 +22,7 @@ from view_help import CONFIG, group, write_eval, write_step
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("runs")
+    found: dict[str, Any] = {}
     many(folder / "wide", steps=1, groups=110)
     hostile(folder / "hostile")
     many(folder / "many", steps=2, groups=1)
@@ -61,6 +62,17 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         run.log({"step": 1, "reward": 0.5})
         before, after = ({"mean": mean, "low": 0.1, "high": 1.0} for mean in (0.25, 0.9975))
         run.write_summary({"steps": 1, "accuracy_before": before, "accuracy_after": after})
+    with RunFolder.open(folder / "apart-n") as run:
+        run.write_config(CONFIG.format(steps=1, seed=0, lr=1e-3))
+        run.log({"step": 1, "reward": 0.5})
+        for when, n, mean in (("before", 4, 0.25), ("after", 2, 0.5)):
+            found[f"accuracy_{when}"], found[when] = {"mean": mean, "low": 0.1, "high": 1.0}, {"n": n}
+        run.write_summary({"steps": 1, "seconds": 60 * 3600.0, **found})
+    with RunFolder.open(folder / "twins") as run:
+        run.write_config(CONFIG.format(steps=1, seed=0, lr=1e-3))
+        write_eval(run, 0, group("0", "no", prompt="held out"))
+        write_step(run, 1, group("0", "yes", "no", prompt="trained on"))
+        write_eval(run, 1, group("0", "yes", prompt="held out"))
     with RunFolder.open(folder / "ten") as run:
         run.write_config(CONFIG.format(steps=1, seed=0, lr=1e-3))
         write_step(run, 1, group("low", "x", "y", scores=(2.0, 2.0)), group("ends", "x", "y", scores=(0.0, 10.0)))
@@ -135,6 +147,47 @@ def test_settings_and_golds_have_all_their_digits(visit) -> None:
 def test_a_minute_has_sixty_seconds(visit) -> None:
     page = visit.open("#health?run=short")
     expect(page.locator(".figures")).to_contain_text("training time2 min 0 s")
+
+
+def test_days_are_not_rounded_to_whole_ones(visit) -> None:
+    page = visit.open("#health?run=apart-n")
+    expect(page.locator(".figures")).to_contain_text("training time2.5 days")
+
+
+def test_both_numbers_of_prompts_are_shown_where_they_differ(visit) -> None:
+    page = visit.open("#health?run=apart-n")
+    expect(page.locator(".ba-words")).to_contain_text("4, then 2 prompts, +25 points")
+
+
+@pytest.mark.parametrize(
+    "origin", ["prompts?run=twins&sort=uid", "rollouts?run=twins&step=1", "tokens?run=twins&step=1&group=0&sample=1"]
+)
+def test_prompts_with_one_uid_are_shown_apart(origin, visit) -> None:
+    page = visit.open(f"#{origin}")
+    if origin.startswith("prompts"):
+        expect(page.locator(".line")).to_have_count(2)
+        expect(page.locator(".count")).to_have_text("2 prompts")
+        page.locator(".line", has_text="trained on").click()
+    else:
+        page.get_by_role("link", name=re.compile("through time", re.IGNORECASE)).first.click()
+    expect(page.locator(".group .prompt")).to_have_text("trained on")
+    expect(page.locator("details.section h2")).to_have_text("Training step 1")
+    page.get_by_role("button", name="All prompts").click()
+    page.locator(".line", has_text="held out").click()
+    expect(page.locator("details.section h2")).to_have_text(
+        ["Held-out evaluation after step 0", "Held-out evaluation after step 1"]
+    )
+
+
+def test_an_address_that_leads_to_several_prompts_says_so(chromium: Any, address: str) -> None:
+    window = Visit(chromium, address, expected=("404",))
+    page = window.open("#prompts?run=twins&uid=0")
+    expect(page.get_by_role("alert")).to_contain_text("which 2 prompts of twins have, with different texts")
+    page.get_by_role("button", name="All prompts").click()
+    expect(page.locator(".line")).to_have_count(2)
+    page = window.open("#prompts?run=still&uid=same")
+    expect(page.locator("details.section")).to_have_count(2)
+    window.close()
 
 
 def test_turns_have_their_texts_where_tokens_have_none(visit) -> None:

@@ -14,6 +14,8 @@ import pytest
 
 from trew.errors import ConfigError
 from trew.iterate import load_recipe, page, rounds
+from trew.runs import RunFolder
+from trew.view.viewed import ViewedRun
 
 
 def test_a_resumed_round_counts_the_seconds_of_all_its_sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -51,12 +53,53 @@ def test_a_round_says_what_was_left_out_of_its_pairs():
     assert page._pairs({**row, "trained_pairs": 7, "unjudged": 5}) == told
 
 
+def test_rounds_that_are_killed_after_a_call_for_fewer_are_not_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = load_recipe(_recipe(tmp_path), out=tmp_path / "run")
+    more = dataclasses.replace(recipe, rounds=dataclasses.replace(recipe.rounds, rounds=3))
+    display: Any = SimpleNamespace(line=lambda text: None)
+    last = [1]
+
+    def one_round(_: Any, number: int) -> dict[str, Any]:
+        if number > last[0]:
+            raise KeyboardInterrupt
+        return {"round": number}
+
+    monkeypatch.setattr(rounds, "check", lambda *_, **__: (recipe.rounds.verifier, "arithmetic"))
+    monkeypatch.setattr(rounds, "one_round", one_round)
+    for name in ("summarize", "table", "write_page"):
+        monkeypatch.setattr(rounds, name, lambda *_, **__: {"rounds": 1})
+
+    def state() -> str:
+        return ViewedRun(tmp_path / "run", id="run", name="run").state
+
+    rounds.iterate(recipe, display=display)
+    assert state() == "finished"
+    with pytest.raises(KeyboardInterrupt):
+        rounds.iterate(more, resume=True, display=display)
+    assert state() == "stopped"
+    last[0] = 3
+    rounds.iterate(more, resume=True, display=display)
+    assert state() == "finished"
+    # A call that has nothing left to do takes nothing away.
+    before = (tmp_path / "run" / "summary.json").stat().st_ino
+    monkeypatch.setattr(RunFolder, "write_summary", lambda *_: None)
+    rounds.iterate(more, resume=True, display=display)
+    assert (tmp_path / "run" / "summary.json").stat().st_ino == before
+
+
+def _recipe(folder: Path) -> Path:
+    path = folder / "r.toml"
+    path.write_text("model = 'm'\n[data]\ntask = 'arithmetic'\n[iterate]\nrounds = 1\n")
+    return path
+
+
 def test_rounds_do_not_go_on_with_other_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Each round is a training of its own, so that none of them would notice."""
     said: list[str] = []
     display: Any = SimpleNamespace(line=said.append)
-    (tmp_path / "r.toml").write_text("model = 'm'\n[data]\ntask = 'arithmetic'\n[iterate]\nrounds = 1\n")
-    recipe = load_recipe(tmp_path / "r.toml", out=tmp_path / "run")
+    recipe = load_recipe(_recipe(tmp_path), out=tmp_path / "run")
     monkeypatch.setattr(rounds, "check", lambda *_, **__: (recipe.rounds.verifier, "arithmetic"))
     monkeypatch.setattr(rounds, "one_round", lambda *_: {"round": 1})
     for name in ("summarize", "table"):

@@ -64,7 +64,7 @@ export function seconds(value: number): string {
   if (whole < 600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
   if (value < 90 * 60) return `${Math.round(value / 60)} min`;
   if (value < 48 * 3600) return `${(value / 3600).toFixed(1)} h`;
-  return `${Math.round(value / 86400)} days`;
+  return `${(value / 86400).toFixed(1)} days`;
 }
 
 export function ago(unix: number): string {

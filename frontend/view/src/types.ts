@@ -172,6 +172,8 @@ export interface Row {
   uid: string;
   sample: number;
   prompt: string;
+  /** Of the text of the prompt: several prompts may have one uid. Empty where the text cannot be read. */
+  prompt_hash: string;
   completion: string;
   /** What it is where the data gave it, and not the policy. */
   given?: "demonstration" | "chosen" | "rejected" | "";
@@ -215,6 +217,7 @@ export interface Group {
   group: number;
   uid: string;
   prompt: string;
+  prompt_hash: string;
   gold: unknown;
   mean: Num;
   std: Num;
@@ -228,6 +231,7 @@ export interface Groups {
 
 export interface PromptInfo {
   uid: string;
+  prompt_hash: string;
   prompt: string;
   gold: unknown;
   times: number;

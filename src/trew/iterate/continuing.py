@@ -40,6 +40,9 @@ def go_on(folder: RunFolder, recipe: Recipe, fingerprint: str, *, allow: bool, d
     for change in (*changed, *other_data):
         display.line(f"note: {change}")
     done = _last_round(folder.folder)
+    if done < recipe.rounds.rounds:
+        # The summary of a call for fewer rounds marks the folder as finished, however this one ends.
+        folder.go_on()
     changes = folder.go_on_with(dumps(recipe), done, free=FREE_IN_ROUNDS, accepted=Accepted(tuple(other_data)))
     return [change.told(LAYOUT.unit) for change in changes]
 

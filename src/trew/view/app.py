@@ -69,7 +69,7 @@ def application(library: Library, access: Access, store: Store, *, page: Path | 
         of_run("/rollouts", lambda run, p: rollouts(run, store, p)),
         of_run("/groups", lambda run, p: groups(run, store, p)),
         of_run("/prompts", lambda run, p: prompts(run, store, p)),
-        # uids may contain slashes.
+        # uids may contain slashes. Of several prompts with one uid, the parameter prompt_hash says which.
         of_run("/prompts/{uid:path}", lambda run, p: prompt(run, store, p, p.path["uid"])),
         # What the page asks for: in a parameter, every uid keeps its form.
         of_run("/prompt", lambda run, p: prompt(run, store, p, p.text("uid"))),

@@ -48,7 +48,7 @@ def _group(run: ViewedRun, store: Store, at: Place, members: np.ndarray) -> dict
     found = rows(run, store.tables, [Place(at.eval, at.step, int(i)) for i in members])
     if not found:
         raise table.Unreadable(f"{KINDS[at.eval]}/{at.step:06d}.parquet: has changed or is damaged")
-    return {**{name: found[0][name] for name in ("group", "uid", "prompt", "gold")}, "rows": found}
+    return {**{name: found[0][name] for name in ("group", "uid", "prompt", "prompt_hash", "gold")}, "rows": found}
 
 
 def spread(keys: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -1,11 +1,12 @@
 """The completions of a run without their texts and tokens: what filters, sorts and groups need, as numpy columns.
 
-One part per table, read once; a part is read again only if its file changed. Takes about 110 bytes per
+One part per table, read once; a part is read again only if its file changed. Takes about 120 bytes per
 completion, joined parts included.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import threading
@@ -44,11 +45,11 @@ class Words:
         # Reading a dictionary needs no lock.
         return self._numbers.get(text, -2)
 
-    def numbers(self, column: Any) -> np.ndarray:
-        """The numbers of a column of texts; -1 for a null."""
+    def numbers(self, column: Any, convert: Callable[[str], str] = str) -> np.ndarray:
+        """The numbers of a column of texts, or of what ``convert`` makes of each; -1 for a null."""
         # Converts each distinct text once, however many rows have it.
         encoded = (column.combine_chunks() if hasattr(column, "combine_chunks") else column).dictionary_encode()
-        own = [-1 if text is None else self.number(text) for text in table.texts(encoded.dictionary)]
+        own = [-1 if text is None else self.number(convert(text)) for text in table.texts(encoded.dictionary)]
         # Null rows get the code behind the last text, which stands for -1.
         codes = encoded.indices.fill_null(len(own)).to_numpy(zero_copy_only=False)
         return np.array([*own, -1], np.int32)[codes]
@@ -144,13 +145,22 @@ class Index:
         )
 
 
+def prompt_hash(text: str) -> str:
+    """What tells prompts apart that share a uid: data sets may each number their own rows."""
+    return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=6).hexdigest()
+
+
 COLUMNS = ("step", "group", "trained_group", "uid", "sample", "score", "status", "parts", "statuses", "finish_reason",
            "rollout_status", "ending", "sampled")  # fmt: skip
 
 
 def read_part(folder: Path, kind: str, step: int, words: Words) -> Part:
     """The columns of a table. Raises Unreadable."""
-    found = table.read(folder, kind, step, COLUMNS)
+    try:
+        found = table.read(folder, kind, step, (*COLUMNS, "prompt"))
+    except table.Unreadable:
+        # Without the texts, which may be all that is damaged, everything else can be shown.
+        found = table.read(folder, kind, step, COLUMNS)
     count = found.num_rows
     columns = {
         "step": np.full(count, step, np.int64),
@@ -159,6 +169,7 @@ def read_part(folder: Path, kind: str, step: int, words: Words) -> Part:
         "trained": _whole(found, "trained_group", np.int32) >= 0,
         "sample": _whole(found, "sample", np.int32),
         "uid": words.numbers(found["uid"]),
+        "prompt": _words(found, "prompt", words, prompt_hash),
         "score": _floats(found, "score"),
         "status": _words(found, "status", words),
         "truncated": _truncated(found, words),
@@ -205,10 +216,10 @@ def _floats(found: Any, name: str) -> np.ndarray:
     return found[name].combine_chunks().fill_null(math.nan).to_numpy(zero_copy_only=False).astype(np.float64)
 
 
-def _words(found: Any, name: str, words: Words) -> np.ndarray:
+def _words(found: Any, name: str, words: Words, convert: Callable[[str], str] = str) -> np.ndarray:
     if name not in found.column_names:
         return np.full(found.num_rows, -1, np.int32)
-    return words.numbers(found[name])
+    return words.numbers(found[name], convert)
 
 
 def _by_name(found: Any, name: str, missing: float, convert: Callable[[Any], np.ndarray]) -> dict[str, np.ndarray]:
@@ -247,5 +258,5 @@ def _padded(parts: Sequence[Part], which: str, missing: float) -> dict[str, np.n
     }
 
 
-_EMPTY = {"step": np.int64, "group": np.int32, "trained": bool, "sample": np.int32, "uid": np.int32,
+_EMPTY = {"step": np.int64, "group": np.int32, "trained": bool, "sample": np.int32, "uid": np.int32, "prompt": np.int32,
           "score": np.float64, "status": np.int32, "truncated": bool, "length": np.int32}  # fmt: skip

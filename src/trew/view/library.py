@@ -8,6 +8,7 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
@@ -45,7 +46,10 @@ class Library:
                 raise DataError(f"{folder}: no such folder; give a run folder of trew train, or one that contains runs")
         if not self.runs():
             some = ", ".join(map(str, folders))
-            raise DataError(f"{some}: no run is there; give a run folder of trew train, or a folder that contains runs")
+            raise DataError(
+                f"{some}: no run is there; give a run folder of trew train, or a folder that contains runs"
+                + _about_links(self._folders)
+            )
 
     def runs(self) -> list[ViewedRun]:
         """All runs that are there now, in the order of the arguments and then by name."""
@@ -58,7 +62,7 @@ class Library:
                 for folder, paths in each.items()
                 if len(paths) > _MOST
             ]
-            found = dict.fromkeys(path for paths in each.values() for path in paths[:_MOST])
+            found = _once([path for paths in each.values() for path in paths[:_MOST]])
             known = {*found, *self._runs}
             shared = Counter(_plain(path.name) for path in known)
             for path in found:
@@ -122,8 +126,41 @@ def is_run(folder: Path) -> bool:
     return ("config.toml" in there and len(there) > 1) or {"metrics.jsonl", "rollouts"} <= there
 
 
-def _search(folder: Path, deeper: int = _DEEPEST) -> Iterator[Path]:
-    """The run folders at and up to ``deeper`` levels below ``folder``; follows no links below it."""
+def _once(paths: Sequence[Path]) -> list[Path]:
+    """Each run folder under one name: that with the fewest links in it, of several the first."""
+    names: dict[tuple[int, int], Path] = {}
+    for path in paths:
+        try:
+            found = os.stat(path)
+        except OSError:  # it is gone since it was found
+            continue
+        known = names.get((found.st_dev, found.st_ino))
+        if known is None or _links(path) < _links(known):
+            names[found.st_dev, found.st_ino] = path
+    # In the order of the paths, which the dictionary lost where a name took another one's place.
+    chosen = set(names.values())
+    return [path for path in dict.fromkeys(paths) if path in chosen]
+
+
+def _links(path: Path) -> int:
+    return sum(part.is_symlink() for part in (path, *path.parents))
+
+
+def _about_links(folders: Sequence[Path]) -> str:
+    """What to do about links below folders in which no run was found; empty if there are none."""
+    count = 0
+    for folder in folders:
+        with suppress(OSError), os.scandir(folder) as entries:
+            count += sum(entry.is_symlink() for entry in entries)
+    if not count:
+        return ""
+    said = "1 link there leads" if count == 1 else f"{count} links there lead"
+    return f". {said} to no run folder, and only links to run folders are followed; give the folders that hold the runs"
+
+
+def _search(folder: Path, deeper: int = _DEEPEST, *, named: bool = True) -> Iterator[Path]:
+    """The run folders at and up to ``deeper`` levels below ``folder``. Follows links right below a folder that was
+    ``named``, if they lead to run folders, and no others: these may lead anywhere, and around in circles."""
     inside = _INSIDE if is_run(folder) else frozenset()
     if inside:
         yield folder
@@ -137,10 +174,16 @@ def _search(folder: Path, deeper: int = _DEEPEST) -> Iterator[Path]:
     try:
         with os.scandir(folder) as entries:
             # Sorted by name: os.scandir gives entries in no order.
-            inner = sorted(e.name for e in entries if e.is_dir(follow_symlinks=False) and not e.name.startswith("."))
+            inner = sorted(e.name for e in entries if _followed(e, named=named and not inside))
     except OSError:
         return
     for name in inner:
         # Only of a run: a folder of runs may have such a name too, as that of the study "weights".
         if name not in inside:
-            yield from _search(folder / name, deeper - 1)
+            yield from _search(folder / name, deeper - 1, named=False)
+
+
+def _followed(entry: os.DirEntry[str], *, named: bool) -> bool:
+    if entry.name.startswith("."):
+        return False
+    return entry.is_dir(follow_symlinks=False) or (named and entry.is_symlink() and is_run(Path(entry.path)))

@@ -12,7 +12,7 @@ from .metric_help import GROUPS, help_of
 from .viewed import ViewedRun, whole
 
 _EVENT = re.compile(r"(?P<when>\S+) (?:step (?P<step>\d{1,15}): )?(?P<text>.*)")
-_RESUMED = re.compile(r"(dropped .*|continued )after step (\d{1,15})")
+_RESUMED = re.compile(r"(dropped .*|continued )after step (-?\d{1,15})")
 _MOST_EVENTS = 2000
 
 
@@ -113,24 +113,33 @@ def marks(run: ViewedRun, curves: Curves) -> list[dict[str, Any]]:
 
 
 def _events(text: str) -> list[dict[str, Any]]:
-    """The lines of events.log that name a step; of the lines about one resume, the first."""
+    """The lines of events.log that name a step, without those of steps that a resume took back; of the lines about one
+    resume, the first."""
     found: list[dict[str, Any]] = []
-    resumed = -1
+    resumed: int | None = None
     for line in text.splitlines()[-_MOST_EVENTS:]:
         if (match := _EVENT.fullmatch(line)) is None:
             continue
-        if again := _RESUMED.search(line):
+        if match["step"]:
+            # Another event ends the lines about one resume.
+            resumed = None
+            found.append({"step": int(match["step"]), "kind": "event", "text": match["text"]})
+        elif again := _RESUMED.search(line):
             if int(again[2]) != resumed:
                 resumed = int(again[2])
-                found.append({"step": resumed, "kind": "resumed", "text": f"continued after step {resumed}"})
+                found = _continued(found, resumed)
             # The last of the lines about one resume; runs of older versions have none.
             if again[1] == "continued ":
-                resumed = -1
-        elif match["step"]:
-            # Another event ends the lines about one resume.
-            resumed = -1
-            found.append({"step": int(match["step"]), "kind": "event", "text": match["text"]})
+                resumed = None
     return found
+
+
+def _continued(found: list[dict[str, Any]], step: int) -> list[dict[str, Any]]:
+    """The marks after a resume: what was said of later steps is of steps that are gone, and may never be again."""
+    kept = [mark for mark in found if mark["kind"] == "resumed" or mark["step"] <= step]
+    if step < 0:  # before the first checkpoint: it began again
+        return kept
+    return [*kept, {"step": step, "kind": "resumed", "text": f"continued after step {step}"}]
 
 
 def groups(names: list[str]) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ from .answers import BadRequest, NotHere
 from .groups import spread
 from .index import Index
 from .parameters import Parameters
-from .rows import Place, number, rows
+from .rows import Place, at_places, number, rows
 from .search import LONGEST
 from .store import Store
 from .viewed import ViewedRun
@@ -19,22 +20,26 @@ from .viewed import ViewedRun
 SORTS = ("gain", "loss", "disagreement", "uid")
 MOST = 200
 MOST_VISITS = 100
+Name = tuple[str, str]
+"""uid and hash of the text: two data sets may have the same uids. The hash is empty where the text cannot be read."""
+Visit = tuple[int, bool, np.ndarray]
+"""Step, whether of an evaluation, and rows of its table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Visits:
     """One entry per prompt and step, ordered by prompt, then step, training before evaluation."""
 
-    uid: np.ndarray  # numbers into ``names``
+    prompt: np.ndarray  # numbers into ``names``
     step: np.ndarray
     eval: np.ndarray
     mean: np.ndarray
     std: np.ndarray
     row: np.ndarray  # a row of its table
-    names: list[str]
+    names: list[Name]
 
     def __len__(self) -> int:
-        return len(self.uid)
+        return len(self.prompt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +54,8 @@ class Prompts:
 
     @staticmethod
     def of(visits: Visits) -> Prompts:
-        # Visits are ordered by uid: a prompt begins where the number changes. -1 is no uid.
-        starts = np.flatnonzero(np.diff(visits.uid, prepend=-1))
+        # Visits are ordered by prompt: the next begins where the number changes. -1 is no prompt.
+        starts = np.flatnonzero(np.diff(visits.prompt, prepend=-1))
         ends = np.append(starts, len(visits))[1:]
         # (visits,): the number of the prompt of each.
         number = np.repeat(np.arange(len(starts)), ends - starts)
@@ -78,33 +83,52 @@ def prompts(run: ViewedRun, store: Store, p: Parameters) -> dict[str, Any]:
         page = order[offset : offset + limit]
         # The text of a prompt is read from its last visit.
         places = [_place(found.visits, int(found.last[i])) for i in page]
-        texts = {(row["uid"]): row for row in rows(run, store.tables, places)}
-        return {"total": len(order), "prompts": [_shown(found, i, texts) for i in page]}
+        texts = at_places(run, store.tables, places)
+        shown = [_shown(found, i, row or {}) for i, row in zip(page, texts, strict=True)]
+        return {"total": len(order), "prompts": shown}
 
 
 def prompt(run: ViewedRun, store: Store, p: Parameters, uid: str) -> dict[str, Any]:
     """The answers to one prompt, visit by visit; of more than MOST_VISITS the first and the last ones."""
     offset, limit = p.whole("offset", 0, least=0), p.whole("limit", MOST_VISITS, least=1, most=MOST_VISITS)
     with run.lock:
-        visits = []
-        for eval in (False, True):
-            index = store.index(run, eval)
-            columns, mask = index.whole.columns, index.whole.columns["uid"] == index.words.find(uid)
-            for step in np.unique(columns["step"][mask]).tolist():
-                # Rows of the table, from rows of the whole index.
-                members = np.flatnonzero(mask & (columns["step"] == step)) - index.starts[step]
-                visits.append((step, eval, members))
-        if not visits:
-            raise NotHere(f"uid: got {uid[:100]!r}, which is none of the prompts of {run.name}")
-        visits.sort(key=lambda visit: visit[:2])
+        visits, sign = _visits_of(run, store, uid, p.text("prompt_hash"))
         chosen = visits[offset : offset + limit]
         if len(visits) > MOST_VISITS and not (p.text("offset") or p.text("limit")):
             # How it ended is half of what is asked.
             chosen = visits[: MOST_VISITS // 2] + visits[-(MOST_VISITS // 2) :]
         shown = [_visit(run, store, *visit) for visit in chosen]
         first = next((visit["rows"][0] for visit in shown if visit["rows"]), {})
-        return {"uid": uid, "prompt": first.get("prompt", ""), "gold": first.get("gold"), "total": len(visits),
-                "visits": shown}  # fmt: skip
+        return {"uid": uid, "prompt_hash": sign, "prompt": first.get("prompt", ""), "gold": first.get("gold"),
+                "total": len(visits), "visits": shown}  # fmt: skip
+
+
+def _visits_of(run: ViewedRun, store: Store, uid: str, sign: str) -> tuple[list[Visit], str]:
+    """The visits of the prompt with this uid and this hash of its text, which may be empty if no other prompt has the
+    uid; and the hash."""
+    found: dict[str, list[Visit]] = {}
+    for eval in (False, True):
+        index = store.index(run, eval)
+        columns, hashes = index.whole.columns, index.whole.columns["prompt"]
+        members = np.flatnonzero(columns["uid"] == index.words.find(uid))
+        for step, word in sorted({*zip(columns["step"][members].tolist(), hashes[members].tolist(), strict=True)}):
+            own = members[(columns["step"][members] == step) & (hashes[members] == word)]
+            # Rows of the table, from rows of the whole index.
+            visit = (step, eval, own - index.starts[step])
+            found.setdefault(index.words.all[word] if word >= 0 else "", []).append(visit)
+    texts = sorted(found.keys() - {""})
+    if not found or (sign and sign not in texts):
+        with_text = f" with a text of the hash {sign[:100]!r}" if found else ""
+        raise NotHere(f"uid: got {uid[:100]!r}, which is none of the prompts of {run.name}{with_text}")
+    if not sign and len(texts) > 1:
+        raise NotHere(
+            f"uid: got {uid[:100]!r}, which {len(texts)} prompts of {run.name} have, with different texts: choose one "
+            f"in the list of prompts, or add prompt_hash, one of {', '.join(texts[:4])}{', …' * (len(texts) > 4)}"
+        )
+    sign = sign or "".join(texts)
+    # Whose text cannot be read belongs to the only prompt that it can be.
+    visits = [*found.get(sign, ()), *(found.get("", ()) if [sign] == texts else ())]
+    return sorted(visits, key=lambda visit: visit[:2]), sign
 
 
 def _visit(run: ViewedRun, store: Store, step: int, eval: bool, members: np.ndarray) -> dict[str, Any]:
@@ -125,9 +149,15 @@ def _visits(index: Index) -> Visits:
     columns = index.whole.columns
     known = columns["uid"] >= 0
     row = np.arange(len(known))[known]
-    # One number for (step, uid), which sorts by step first.
-    many = max(len(index.words.all), 1)
-    keys = columns["step"][known] * many + columns["uid"][known]
+    hashes, words = columns["prompt"][known], index.words.all
+    # One number for (uid, hash), where -1 stands for no hash.
+    both = columns["uid"][known].astype(np.int64) * (len(words) + 1) + hashes + 1
+    pairs, prompt = np.unique(both, return_inverse=True)
+    codes = [divmod(pair, len(words) + 1) for pair in pairs.tolist()]
+    names = [(words[uid], words[code - 1] if code else "") for uid, code in codes]
+    # One number for (step, prompt), which sorts by step first.
+    many = max(len(names), 1)
+    keys = columns["step"][known] * many + prompt
     order = np.argsort(keys, kind="stable")
     visits, means, stds = spread(keys, columns["score"][known])
     sizes = np.bincount(np.searchsorted(visits, keys), minlength=len(visits))
@@ -138,32 +168,37 @@ def _visits(index: Index) -> Visits:
     at = firsts - np.array([starts[int(step)] for step in visits // many], np.int64)
     alone = np.where(sizes > 1, stds, np.nan)  # one completion cannot disagree
     evals = np.full(len(visits), index.kind == "evals")
-    return Visits(visits % many, visits // many, evals, means, alone, at, index.words.all)
+    return Visits(visits % many, visits // many, evals, means, alone, at, names)
 
 
 def _together(a: Visits, b: Visits) -> Visits:
-    """Both in one, by prompt; the numbers of ``b`` become those of the same names in ``a``."""
-    names = list(a.names)
-    known = {name: i for i, name in enumerate(names)}
-    # Numbers of b's names -> numbers among all names.
-    codes = np.zeros(len(b.names), np.int64)
-    for i, name in enumerate(b.names):
-        if name not in known:
-            known[name] = len(names)
-            names.append(name)
-        codes[i] = known[name]
-    uid = np.concatenate([a.uid, codes[b.uid] if len(b) else b.uid])
+    """Both in one, by prompt. A visit whose text cannot be read is the only prompt's with its uid, if it is one."""
+    texts: dict[str, set[str]] = {}
+    for uid, sign in (*a.names, *b.names):
+        texts.setdefault(uid, set()).update({sign} - {""})
+    # Names -> numbers, by first occurrence.
+    numbers: dict[Name, int] = {}
+    codes = [
+        np.array([numbers.setdefault(_resolved(name, texts), len(numbers)) for name in names], np.int64)
+        for names in (a.names, b.names)
+    ]
+    prompt = np.concatenate([codes[0][a.prompt], codes[1][b.prompt]])
     step, eval, mean, std, row = (
         np.concatenate([getattr(a, name), getattr(b, name)]) for name in ("step", "eval", "mean", "std", "row")
     )
-    # By uid, then step, then training before evaluation.
-    order = np.lexsort((eval, step, uid))
-    return Visits(uid[order], step[order], eval[order], mean[order], std[order], row[order], names)
+    # By prompt, then step, then training before evaluation.
+    order = np.lexsort((eval, step, prompt))
+    return Visits(prompt[order], step[order], eval[order], mean[order], std[order], row[order], [*numbers])
+
+
+def _resolved(name: Name, texts: Mapping[str, Set[str]]) -> Name:
+    uid, sign = name
+    return (uid, sign or (next(iter(texts[uid])) if len(texts[uid]) == 1 else ""))
 
 
 def _ordered(found: Prompts, sort: str) -> np.ndarray:
     if sort == "uid":
-        names = [found.visits.names[i] for i in found.visits.uid[found.first].tolist()]
+        names = [found.visits.names[i] for i in found.visits.prompt[found.first].tolist()]
         return np.array(sorted(range(len(names)), key=names.__getitem__), np.int64)
     # Negated for "largest first"; NaN is neither, and sorts last both ways.
     key = {"gain": -found.gain, "loss": found.gain, "disagreement": -found.disagreement}[sort]
@@ -189,13 +224,14 @@ def _place(visits: Visits, at: int) -> Place:
     return Place(bool(visits.eval[at]), int(visits.step[at]), int(visits.row[at]))
 
 
-def _shown(found: Prompts, i: int, texts: dict[str, Any]) -> dict[str, Any]:
+def _shown(found: Prompts, i: int, row: Mapping[str, Any]) -> dict[str, Any]:
+    """A prompt; ``row`` is of its last visit, empty where that table is damaged: the page takes every prompt for a
+    text."""
     v, first, last = found.visits, found.first[i], found.last[i]
-    uid = v.names[int(v.uid[first])]
-    # Empty where the table's texts are damaged: the page takes every prompt for a text.
-    row = texts.get(uid, {})
+    uid, sign = v.names[int(v.prompt[first])]
     return {
-        "uid": uid, "prompt": row.get("prompt", ""), "gold": row.get("gold"), "times": int(last - first + 1),
+        "uid": uid, "prompt_hash": sign, "prompt": row.get("prompt", ""), "gold": row.get("gold"),
+        "times": int(last - first + 1),
         "first": {"step": int(v.step[first]), "mean": number(v.mean[first])},
         "last": {"step": int(v.step[last]), "mean": number(v.mean[last])},
         "gain": number(found.gain[i]), "disagreement": number(found.disagreement[i]),

@@ -19,7 +19,7 @@ from ..rewards.columns import GOLD_COLUMNS
 from ..runs.report.conversation import conversation
 from ..runs.report.read import name_of_given
 from . import table
-from .index import THREADS, lengths, was_truncated
+from .index import THREADS, lengths, prompt_hash, was_truncated
 from .viewed import ViewedRun
 
 KINDS = {False: "rollouts", True: "evals"}
@@ -171,9 +171,11 @@ def row(
 def _texts(cells: Mapping[str, Any], *, whole: bool) -> dict[str, Any]:
     """Prompt and completion, ``whole`` or their first parts; says of a part that it is one."""
     prompt, completion = cells.get("prompt") or "", cells.get("completion") or ""
+    # Of the whole text. Empty where there is none: then the uid alone tells which prompt it is.
+    sign = "" if cells.get("prompt") is None else prompt_hash(prompt)
     if whole:
-        return {"prompt": prompt, "completion": completion}
-    found: dict[str, Any] = {"prompt": prompt[:CUT_PROMPT], "completion": completion[:CUT]}
+        return {"prompt": prompt, "prompt_hash": sign, "completion": completion}
+    found: dict[str, Any] = {"prompt": prompt[:CUT_PROMPT], "prompt_hash": sign, "completion": completion[:CUT]}
     if len(completion) > CUT:
         found["cut"] = True
     if len(prompt) > CUT_PROMPT:

@@ -21,6 +21,7 @@ from ..runs.report import safe_files
 from ..runs.report.read import given_by_data
 from ..utils.toml import flatten
 from .curves import Curves, MetricsFile
+from .lock_copy import is_copy
 from .signature import Signature, signature
 
 _FILES = (
@@ -161,8 +162,11 @@ class ViewedRun:
     def is_running(self) -> bool:
         try:
             with safe_files.open_file(self.folder, LOCK, most=safe_files.MIB) as file:
-                found = held(file.read(4096))
+                content, opened = file.read(4096), os.fstat(file.fileno())
         except OSError:
+            return False
+        found = held(content)
+        if found and is_copy(self.folder / LOCK, content, opened):
             return False
         # None: the process is on another host, where nobody can ask for it.
         return time.time() - self.updated < _ELSEWHERE_S if found is None else found

@@ -26,6 +26,11 @@ export function tokensLink(page: Page, row: Row): string {
   return link(page, "tokens", { step: row.step, eval: row.eval ? 1 : null, group: row.group, sample: row.sample });
 }
 
+/** Leads to one prompt through time: by its text too, since another prompt may have its uid. */
+export function promptLink(page: Page, { uid, prompt_hash }: Pick<Row, "uid" | "prompt_hash">): string {
+  return link(page, "prompts", { uid, prompt_hash });
+}
+
 export function gold(value: unknown): string | null {
   if (value === null || value === undefined) return null;
   if (typeof value === "object" && !Array.isArray(value)) {

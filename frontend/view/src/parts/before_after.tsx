@@ -87,24 +87,26 @@ function pairOf(data: Summary, what: string): Pair | null {
   if (!before || !after || before.mean === null || after.mean === null) {
     return { before: before ?? null, after: after ?? null, most: 1, words: "" };
   }
-  const counted = after.n ?? before.n;
-  return { before, after, most: 1, words: wordsOf(counted, what, after.mean - before.mean) };
+  const counted = counts(before.n, after.n, what);
+  const moved = change(after.mean - before.mean);
+  return { before, after, most: 1, words: counted ? `${counted}, ${moved}` : moved };
 }
 
 function lossesOf({ loss_before, loss_after }: Summary): Pair {
   const [before, after] = [loss_before, loss_after].map((each) => (each ? { ...each, mean: each.loss } : null));
   const ends = [before, after].map((v) => v?.high ?? v?.mean ?? 0);
-  const rows = after?.n ?? before?.n;
   return {
     before: before ?? null,
     after: after ?? null,
     most: Math.max(...ends) || 1,
-    words: rows ? `${rows} rows` : "",
+    words: counts(before?.n ?? null, after?.n ?? null, "rows"),
   };
 }
 
-function wordsOf(count: Num, what: string, difference: number): string {
-  return count === null ? change(difference) : `${count} ${what}, ${change(difference)}`;
+/** How many were judged: both numbers where the evaluations left out different ones for want of a verdict. */
+function counts(before: Num, after: Num, what: string): string {
+  const known = new Set([before, after].filter((n) => n !== null));
+  return known.size ? `${[...known].join(", then ")} ${what}` : "";
 }
 
 function change(difference: number): string {

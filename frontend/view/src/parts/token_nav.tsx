@@ -4,7 +4,7 @@ import { useMemo } from "preact/hooks";
 import { query, runPath } from "../api";
 import { link, set, type Page } from "../context";
 import { useApi, useKeys } from "../hooks";
-import { nameOf, RowScore } from "./answer";
+import { nameOf, promptLink, RowScore } from "./answer";
 import { rangeOf } from "./steps";
 import type { Groups, Row, Run, Steps } from "../types";
 
@@ -94,7 +94,7 @@ export function Navigation({
       </div>
       <span class="token-links">
         <a href={link(page, "rollouts", { step: place.step, eval: place.eval ? 1 : null })}>All of this step</a>
-        {row && <a href={link(page, "prompts", { uid: row.uid })}>This prompt through time</a>}
+        {row && <a href={promptLink(page, row)}>This prompt through time</a>}
       </span>
     </nav>
   );

@@ -22,8 +22,10 @@ export function Prompts({ page }: { page: Page }) {
   const run = page.main;
   if (!run) return <Empty title="No run is chosen.">Choose one in the list of runs.</Empty>;
   if (!run.has_tokens) return <Empty title="No rollouts yet.">{NO_ROLLOUTS}</Empty>;
-  const uid = page.route.params.get("uid");
-  return uid === null ? <List key={run.id} page={page} run={run} /> : <Through page={page} run={run} uid={uid} />;
+  const params = page.route.params;
+  const uid = params.get("uid");
+  if (uid === null) return <List key={run.id} page={page} run={run} />;
+  return <Through page={page} run={run} uid={uid} hash={params.get("prompt_hash") ?? ""} />;
 }
 
 function List({ page, run }: { page: Page; run: Run }) {
@@ -74,7 +76,7 @@ interface LineProps {
 function Line({ page, prompt, find, judged, range }: LineProps) {
   const right = gold(prompt.gold);
   return (
-    <button type="button" class="line" onClick={() => set(page, { uid: prompt.uid })}>
+    <button type="button" class="line" onClick={() => set(page, { uid: prompt.uid, prompt_hash: prompt.prompt_hash })}>
       <span class="line-facts">
         {judged && <Gain prompt={prompt} range={range} />}
         <span class="muted">
@@ -109,14 +111,15 @@ function Gain({ prompt, range: [low, high] = [0, 1] }: Pick<LineProps, "prompt" 
   );
 }
 
-function Through({ page, run, uid }: { page: Page; run: Run; uid: string }) {
-  const answer = useApi<PromptHistory>(query(runPath(run.id, "prompt"), { uid }), run.revision);
+/** `hash`: of the text, empty in an address that was made by hand or by an earlier version. */
+function Through({ page, run, uid, hash }: { page: Page; run: Run; uid: string; hash: string }) {
+  const answer = useApi<PromptHistory>(query(runPath(run.id, "prompt"), { uid, prompt_hash: hash }), run.revision);
   const { data: steps } = useApi<Steps>(runPath(run.id, "steps"), run.revision);
   const range = steps && rangeOf(steps.steps);
   return (
     <>
       <p>
-        <button type="button" onClick={() => set(page, { uid: null })}>
+        <button type="button" onClick={() => set(page, { uid: null, prompt_hash: null })}>
           ← All prompts
         </button>
       </p>

@@ -1,9 +1,9 @@
 import { useState } from "preact/hooks";
 import { query, runPath } from "../api";
-import { adjust, link, set, type Page } from "../context";
+import { adjust, set, type Page } from "../context";
 import { number, plural } from "../format";
 import { useApi, useKeys, useSettled } from "../hooks";
-import { Card, gold, Prompt } from "../parts/answer";
+import { Card, gold, Prompt, promptLink } from "../parts/answer";
 import { Empty, Loaded, Segmented, Select } from "../parts/basics";
 import { rangeOf, StepSlider } from "../parts/steps";
 import { excerpt, Text } from "../parts/text";
@@ -212,7 +212,7 @@ function GroupCard({ page, group, range }: { page: Page; group: Group; range: [n
               no signal
             </span>
           )}
-          <a href={link(page, "prompts", { uid: group.uid })}>Through time</a>
+          <a href={promptLink(page, group)}>Through time</a>
         </div>
         <Prompt text={group.prompt} />
       </header>
