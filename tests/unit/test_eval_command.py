@@ -83,10 +83,43 @@ def test_several_samples_are_drawn_at_temperature_one_and_give_pass_at_k(model, 
     assert list(json.loads(out.read_text())["result"]["pass_at"]) == ["1", "2", "4"]
 
 
+def test_pass_at_k_names_the_prompts_that_it_is_over_where_some_have_too_few_verdicts(model, tmp_path, capsys):
+    """pass@4 of 1.000 stood under "3 prompts" though two of them had too few verdicts to count."""
+    (tmp_path / "own.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}\n{"prompt": "c"}\n')
+    (tmp_path / "own.py").write_text(
+        "def some(completions, prompts):\n"
+        "    judged = {'a': 4, 'b': 2, 'c': 1}\n"
+        "    return [1.0 if prompts[:i].count(p) < judged[p] else None for i, p in enumerate(prompts)]\n"
+    )
+    (tmp_path / "r.toml").write_text(
+        f'model = "{model}"\n[data]\ntrain = "{tmp_path}/own.jsonl"\neval = "{tmp_path}/own.jsonl"\n'
+        f'[[rewards]]\nname = "{tmp_path}/own.py:some"\n'
+    )
+    out = tmp_path / "r.json"
+    command(model, recipe=tmp_path / "r.toml", device="cpu", max_tokens=2, samples=4, json=out)
+    screen = capsys.readouterr().out
+    assert "3 prompts, 4 completions each" in screen
+    assert "pass@2 (2 prompts)" in screen
+    assert "pass@4 (1 prompt)" in screen
+    assert "avg@4 (" not in screen
+    assert json.loads(out.read_text())["result"]["pass_at_n"] == {"1": 3, "2": 2, "4": 1}
+    command(model, **ARITHMETIC, size=3, samples=4)
+    assert "pass@4 (" not in capsys.readouterr().out, "every prompt has all of its verdicts"
+
+
+def test_completions_go_into_a_file_that_is_called_what_it_is(model, tmp_path, capsys):
+    """q.jsonl was parquet."""
+    with pytest.raises(ConfigError, match=r"--completions: got .*q\.jsonl, accepts a file ending in \.parquet"):
+        command(model, **ARITHMETIC, size=2, completions=tmp_path / "q.jsonl")
+    assert not (tmp_path / "q.jsonl").exists()
+    assert "evaluating" not in capsys.readouterr().out
+
+
 def test_the_same_command_gives_the_same_result(model, tmp_path):
-    for name in ("a", "b"):
-        command(model, **ARITHMETIC, size=3, samples=2, seed=5, completions=tmp_path / name)
-    a, b = (pq.read_table(tmp_path / name).column("token_ids").to_pylist() for name in ("a", "b"))
+    files = [tmp_path / name for name in ("a.parquet", "b.parquet")]
+    for file in files:
+        command(model, **ARITHMETIC, size=3, samples=2, seed=5, completions=file)
+    a, b = (pq.read_table(file).column("token_ids").to_pylist() for file in files)
     assert a == b
 
 

@@ -83,6 +83,23 @@ def test_no_verdict_is_left_out_and_counted_never_wrong():
     assert "1" not in result.prompt_accuracy
 
 
+def test_pass_at_k_says_how_many_prompts_have_enough_verdicts():
+    rows = [["right"] * 4, ["right", "wrong", "unknown", "unknown"], ["wrong", "unknown", "unknown", "unknown"]]
+    result = run([*rows, ["unknown"] * 4], samples=4, sampling=SAMPLED)
+    assert result.n == 3
+    assert result.pass_at_n == {1: 3, 2: 2, 4: 1}
+    assert result.pass_at[4] == 1.0
+
+
+def test_completions_that_nothing_judged_make_no_interval_narrower():
+    """4 prompts with 2 verdicts each of 16 completions had the interval of 64 verdicts."""
+    row = ["right", "wrong", *["unknown"] * 14]
+    result = run([row] * 4, samples=16, sampling=SAMPLED)
+    assert result.accuracy == wilson(4, 8)
+    assert result.pass_at_intervals[1] == wilson(4, 8)
+    assert run([["right", "wrong"]] * 4, samples=2, sampling=SAMPLED).accuracy == wilson(4, 8)
+
+
 def test_what_was_left_out_is_told_with_its_reasons():
     class Failing(Rewards):
         def score(self, groups, *, step=0):

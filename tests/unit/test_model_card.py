@@ -6,10 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
+from rollouts_help import rollout
 from trew.cli.model_card import card
 from trew.config import parse
+from trew.runs.rollouts import write_rollouts
+from trew.types import Group, Prompt, Score, ScoredGroup
 
 
 def card_of(folder: Path, table: dict[str, Any], *rows: dict[str, Any], step: int) -> str:
@@ -89,3 +93,38 @@ def test_the_time_of_a_short_run_is_in_seconds(tmp_path):
     (tmp_path / "summary.json").write_text(json.dumps({"steps": 2, "seconds": 12.34, "device": "cpu"}))
     table = {"data": {"task": "gsm8k"}, "steps": 2}
     assert "| 12.3 seconds of steps on `cpu` |" in card_of(tmp_path, table, step=2)
+
+
+TEMPLATE, PLAIN = "messages need the chat template", "text is given as it is, without a chat template"
+OWN = {"task": "prompts", "train": "rows.jsonl", "eval": "rows.jsonl"}
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [(OWN, [True, True]), (OWN | {"args": {"chat": True}}, [True, False]), ({"task": "gsm8k"}, [True, False]),
+     ({"task": "demonstrations", "train": "rows.jsonl"}, [True, True])],
+)  # fmt: skip
+def test_how_to_ask_is_said_as_the_recipe_has_it(tmp_path: Path, data: dict[str, Any], said: list[bool]) -> None:
+    rewards = [{"name": "gsm8k"}] if data["task"] == "prompts" else []
+    text = card_of(tmp_path, {"data": data, "steps": 2, "rewards": rewards}, step=2)
+    assert [TEMPLATE in text, PLAIN in text] == said
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [({"text": "2 + 2 ="}, [False, True]), ({"messages": ({"role": "user", "content": "2 + 2?"},)}, [True, False])],
+)
+def test_how_to_ask_is_said_as_the_run_was_asked(tmp_path: Path, given: dict[str, Any], said: list[bool]) -> None:
+    """Every card asked for the chat template, also of a run on plain text."""
+    group = ScoredGroup(Group(Prompt("0", **given), (rollout(2, text="4"),)), (Score(1.0),))
+    (tmp_path / "rollouts").mkdir()
+    write_rollouts(tmp_path / "rollouts" / "000002.parquet", [group], step=2)
+    text = card_of(tmp_path, {"data": OWN, "steps": 2, "rewards": [{"name": "gsm8k"}]}, step=2)
+    assert [TEMPLATE in text, PLAIN in text] == said
+
+
+def test_rollouts_that_cannot_be_read_leave_it_to_the_recipe(tmp_path: Path) -> None:
+    (tmp_path / "rollouts").mkdir()
+    (tmp_path / "rollouts" / "000002.parquet").write_bytes(b"PAR1 no table")
+    text = card_of(tmp_path, {"data": {"task": "gsm8k"}, "steps": 2}, step=2)
+    assert [TEMPLATE in text, PLAIN in text] == [True, False]

@@ -104,6 +104,38 @@ def test_that_nothing_watches_two_rewards_is_listed() -> None:
     assert not any("verify_with" in value for value in made.keys.values())
 
 
+def test_that_verl_has_no_not_judged_is_listed_where_a_function_could_say_so() -> None:
+    own, built_in = (exported({"preset": "grpo"}, {"name": name}).lost for name in ("mine.py:f", "gsm8k"))
+    assert [line for line in own if line.startswith("not judged, None of a reward function")]
+    assert not any(line.startswith("not judged") for line in built_in)
+
+
+def test_that_verl_puts_strings_into_the_chat_template_is_listed() -> None:
+    def told(**data: object) -> bool:
+        lost = exported({}, {"name": "gsm8k"}, data={"train": "rows", "eval": "rows", **data}).lost
+        return any(line.startswith("prompts that are strings") for line in lost)
+
+    assert [told(), told(args={"chat": True}), told(task="gsm8k")] == [True, False, False]
+
+
+def test_that_verl_decays_norms_and_biases_is_listed() -> None:
+    def told(decay: float, rank: int = 0) -> bool:
+        tables = {"learner": {"weight_decay": decay}, "lora": {"rank": rank}}
+        lost = exported({}, {"name": "gsm8k"}, **tables).lost
+        return any(line.startswith(f"learner.weight_decay = {decay:g}: ") for line in lost)
+
+    assert [told(0.01), told(0.0), told(0.01, rank=8)] == [True, False, False]
+
+
+def test_bfloat16_carries_over_since_verl_has_it_anyway() -> None:
+    wide, narrow = (
+        "\n".join(exported({}, {"name": "gsm8k"}, learner={"dtype": dtype}).lost) for dtype in ("float32", "bfloat16")
+    )
+    assert "bfloat16" not in narrow
+    assert "dtype" not in narrow
+    assert "precision: verl computes in bfloat16" in wide
+
+
 def test_a_function_called_score_is_told_apart_from_the_sum() -> None:
     own = {"name": "mine.py:score"}
     assert exported({"preset": "gdpo"}, own, *FORMATS).keys["+algorithm.gdpo_reward_keys"].startswith("['score_2', ")

@@ -85,10 +85,36 @@ def test_why_a_function_failed_is_logged(tmp_path: Path, caplog: pytest.LogCaptu
     assert "no such thing" in caplog.text
 
 
-def test_a_function_that_gives_no_number_is_named_as_it_can_be_tested(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("def nothing(completions):\n    return [None]\n")
-    with pytest.raises(DataError, match=rf"trew rewards test {tmp_path}/mine\.py:nothing --data"):
-        compute_score("mine", "4", "4", reward=f"{tmp_path}/mine.py:nothing")
+NOTHING = "def nothing(completions):\n    return [None]\ndef needs(completions, level):\n    return [0.5]\n"
+FOUR = r"\boxed{4}"
+
+
+def test_what_a_function_does_not_judge_is_no_fault_of_the_gold(tmp_path: Path) -> None:
+    """The gold was said to be unusable."""
+    (tmp_path / "mine.py").write_text(NOTHING)
+    nothing = f"{tmp_path}/mine.py:nothing"
+    said = rf"could not be judged \({nothing} returned None\): not judged, which verl does not know.* failed_score=0"
+    with pytest.raises(RewardError, match=said):
+        compute_score("mine", "4", "4", reward=nothing)
+    assert compute_score("mine", "4", "4", reward=nothing, failed_score=0.25)["score"] == 0.25
+    # Beside another reward it is 0: as where a function judges the rows of another task alone.
+    both = compute_score("mine", FOUR, "4", rewards=[{"name": "math"}, {"name": nothing, "weight": 0.5}])
+    assert (both["score"], both["judged"], both["math"]) == (1.0, 1.0, 1.0)
+    with pytest.raises(DataError, match="bad_gold"):  # this is the gold's fault
+        compute_score("mine", "4", "no number", rewards=[{"name": nothing}, {"name": "gsm8k"}])
+
+
+def test_a_function_that_does_not_count_may_return_none(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(NOTHING)
+    nothing = f"{tmp_path}/mine.py:nothing"
+    logged = [{"name": "math"}, {"name": nothing, "weight": 0.0}]
+    assert compute_score("mine", FOUR, "4", rewards=logged)["score"] == 1.0
+    behind = [{"name": "format", "gate": True, "weight": 0.0}, {"name": "math"}, {"name": nothing}]
+    assert compute_score("mine", FOUR, "4", rewards=behind)["score"] == 0.0
+    # One for rows of another kind was not asked.
+    other = [{"name": "math"}, {"name": f"{tmp_path}/mine.py:needs", "calls": "group"}]
+    assert compute_score("mine", FOUR, "4", rewards=other)["score"] == 1.0
+    assert compute_score("mine", FOUR, "4", {"level": 2}, rewards=other)["score"] == 1.5
 
 
 def test_what_cannot_be_judged_is_an_error_or_a_number_of_your_choice() -> None:

@@ -125,7 +125,6 @@ def eval(
             f"data.task: got {config.task!r}, whose rows have no rewards; name a task with rewards: --task gsm8k, or a "
             "--recipe of trew train"
         )
-
     from ..utils.console import Display
 
     display = Display()
@@ -236,7 +235,7 @@ class Ready:
 def prepare(
     config: Config, *, trained: Trained | None = None, files: tuple[Path | None, ...] = (), bar: Bar | None = None
 ) -> Ready:
-    """Checks settings, data, model and output files; raises ConfigError with every problem at once."""
+    """Checks settings, data, model and ``files`` (result, completions); raises ConfigError with all problems."""
     from ..models import files as model_files
     from ..models import loading
     from ..rollout import Renderer
@@ -249,8 +248,10 @@ def prepare(
     # ---- what needs no model and no data
     problems = Problems(validate(config))
     problems += _file_problems([file for file in files if file is not None])
+    # The completions: whoever reads a file by its ending could not read parquet under another.
+    wrong = [file for file in files[1:] if file and file.suffix != ".parquet"]
+    problems += [f"--completions: got {file}, accepts a file ending in .parquet" for file in wrong]
     c = config
-    # ---- the parts, each of which may fail by itself
     device = problems.attempt(lambda: loading.resolve_device(c.device))
     model_notes: list[str] = []
     tokenizer = _tokenizer(c, problems, notes=model_notes)
@@ -463,13 +464,12 @@ def _table(result: EvalResult) -> Table:
     table = Table(box=None, pad_edge=False)
     for heading in ("", "value", "95 % interval"):
         table.add_column(heading, justify="left" if heading == "" else "right")
-    # ---- accuracy, of all prompts and then of each data set
     names = {"accuracy" if result.samples == 1 else f"avg@{result.samples}": result.accuracy}
-    names |= {f"pass@{i}": interval for i, interval in result.pass_at_intervals.items() if i > 1}
+    fewer = {i: f" ({_prompts(n)})" for i, n in result.pass_at_n.items() if n != result.n}  # with enough verdicts
+    names |= {f"pass@{i}{fewer.get(i, '')}": interval for i, interval in result.pass_at_intervals.items() if i > 1}
     names |= {f"  {name} ({_prompts(own.n)})": own.accuracy for name, own in result.sets.items()}
     for name, interval in names.items():
         table.add_row(name, *accuracy_cells(interval._asdict()))
-    # ---- what explains it
     for name, value in result.rewards.items():
         table.add_row(f"reward {name}", rounded(value) if value == value else "-", "")
     table.add_row("length (tokens)", f"{result.mean_length:.1f}", "")
@@ -490,7 +490,9 @@ def _write(ready: Ready, result: EvalResult, *, json: Path | None, completions: 
     if json is not None:
         table = to_table(ready.config)
         about = {key: table[key] for key in ("model", "seed", "data", "eval")} | {"device": ready.device}
-        text = dumps(redact({**about, "result": result.to_json()}), indent=2) + "\n"
+        # Not in to_json, which checkpoints keep and older versions of trew read.
+        own = result.to_json() | {"pass_at_n": {str(k): n for k, n in result.pass_at_n.items()}}
+        text = dumps(redact({**about, "result": own}), indent=2) + "\n"
         write_atomic(json, lambda file: file.write(text.encode()), guard=output_file)
         display.line(f"result written to {json}")
     if completions is not None:

@@ -17,7 +17,8 @@ from ..config import Config, RewardConfig, SetConfig, to_table
 from ..errors import ConfigError
 from ..models import files
 from ..models.default import DEFAULT_MODEL
-from ..runs.report.read import RunData, load_run
+from ..runs.report import safe_files
+from ..runs.report.read import RunData, load_run, sample_steps
 from ..runs.report.safe_files import read_text
 from ..runs.report.text import visible
 from ..utils.secrets import redact
@@ -39,7 +40,8 @@ def card(config: Config, run: Path, step: int, *, name: str, base_folder: Path |
     license = license or licence_of(config.model, base_folder)
     parts = [
         f"# {_words(name)}", _introduction(config, license), "## Results", *_results(data, config, step),
-        "## Training", *_training(config, data, step), "## Use", _use(), "## Made by", *_reproduced(config, step),
+        "## Training", *_training(config, data, step), "## Use", _use(config, run),
+        "## Made by", *_reproduced(config, step),
     ]  # fmt: skip
     return _header(config, data, step, name=name, license=license) + redact("\n\n".join(parts)) + "\n"
 
@@ -236,12 +238,44 @@ def _warnings(data: RunData, step: int) -> list[str]:
     return [text for w in tables if (text := str(w.get("text") or w.get("message") or ""))]
 
 
-def _use() -> str:
+def _use(config: Config, run: Path) -> str:
+    plain = "text is given as it is, without a chat template, which trew chat uses"
+    chat = "messages need the chat template that is saved with the tokenizer"
+    asked = _asked(config, run)
+    said = "; ".join(text for is_chat, text in ((True, chat), (False, plain)) if is_chat in asked)
     return (
         "    trew chat FOLDER\n\n"
-        "or with transformers, which loads the folder as any other model. Prompts need the chat template that is saved "
-        "with the tokenizer."
+        f"or with transformers, which loads the folder as any other model. Prompts as in training: {said}."
     )
+
+
+def _asked(config: Config, run: Path) -> set[bool]:
+    """Whether the run's prompts were messages, by its newest completions, else by its recipe; both where rows that
+    nobody has recorded decide it."""
+    if found := _recorded(run):
+        return found
+    free = [one for one in config.sets if one.task in _FREE and not one.args.get("chat")]
+    return {True, False} if free or config.environment.name else {True}
+
+
+_FREE = ("prompts", "demonstrations", "pairs", "rollouts")
+"""Tasks whose rows may have text as prompts; all others ask by messages."""
+
+
+def _recorded(run: Path) -> set[bool]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if not (steps := sample_steps(run, "rollouts")):
+        return set()
+    try:
+        with safe_files.open_file(run, f"rollouts/{steps[-1]:06d}.parquet", most=safe_files.TABLE_BYTES) as opened:
+            # The first batch only: the rest of a large table is never read.
+            batch = next(pq.ParquetFile(opened).iter_batches(batch_size=64, columns=["messages"]), None)
+        rows = [] if batch is None else batch.to_pylist()
+    except (OSError, pa.ArrowException, ValueError):  # damaged, or not of a run
+        return set()
+    return {row["messages"] is not None for row in rows if "messages" in row}
 
 
 def _reproduced(config: Config, step: int) -> Iterator[str]:

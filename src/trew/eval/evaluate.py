@@ -56,8 +56,9 @@ class EvalResult:
     """The result of an evaluation: ``n`` prompts with ``samples`` completions each.
 
     ``accuracy`` is avg@k: the mean over prompts of the share of correct completions, with its 95 % confidence interval
-    over prompts. ``pass_at[k]`` is the unbiased estimate that at least one of k completions is correct. ``rewards``
-    holds each reward's mean over the completions it scored. Lengths are in tokens.
+    over prompts. ``pass_at[k]`` is the unbiased estimate that at least one of k completions is correct, over the
+    ``pass_at_n[k]`` prompts with at least k verdicts. ``rewards`` holds each reward's mean over the completions it
+    scored. Lengths are in tokens.
     """
 
     accuracy: Interval
@@ -76,6 +77,7 @@ class EvalResult:
     groups: tuple[ScoredGroup, ...]
     sets: dict[str, SetResult] = field(default_factory=dict)  # of each of several data sets
     why_left_out: dict[str, int] = field(default_factory=dict)  # completions without a verdict, by reason
+    pass_at_n: dict[int, int] = field(default_factory=dict)  # fewer than n where some completions have no verdict
 
     @property
     def omission(self) -> str:
@@ -182,16 +184,17 @@ def _count(
 ) -> EvalResult:
     # None: no reward could judge the completion. Counting it as wrong would blame the model for the grader.
     judged = [[v for v in row if v is not None] for row in verdicts]
-    accuracies = _accuracies(scored, judged)
+    # Pairs, not a dict: two prompts of equal text have one uid and still count as two.
+    counted = [(g.group.prompt, row) for g, row in zip(scored, judged, strict=True) if row]
     pass_at = _pass_at(judged, samples)
     completions = [c for g in scored for c in g.group.rollouts]
     # By the last reply: an episode that is out of turns was not cut off at the limit.
     tokens, truncated = sum(map(len, completions)), sum(c.finish_reason == "length" for c in completions)
     return EvalResult(
-        accuracy=cluster_interval([accuracy for _, accuracy in accuracies], samples=samples),
-        n=len(accuracies),
+        accuracy=_accuracy([row for _, row in counted]),
+        n=len(counted),
         samples=samples,
-        left_out=len(judged) - len(accuracies),
+        left_out=len(judged) - len(counted),
         left_out_samples=sum(row.count(None) for row in verdicts),
         pass_at={k: v.mean for k, v in pass_at.items()},
         pass_at_intervals=pass_at,
@@ -200,10 +203,11 @@ def _count(
         rewards={name: _mean_reward(scored, name) for name in names},
         seconds=seconds,
         tokens_per_second=tokens / seconds if seconds > 0 else 0.0,
-        prompt_accuracy={prompt.uid: accuracy for prompt, accuracy in accuracies},
+        prompt_accuracy={prompt.uid: _share(row) for prompt, row in counted},
         groups=tuple(scored),
-        sets={name: _of_set(name, accuracies, samples) for name in sets},
+        sets={name: _of_set(name, counted) for name in sets},
         why_left_out=_why_left_out(scored, verdicts),
+        pass_at_n={k: sum(len(row) >= k for row in judged) for k in pass_at},
     )
 
 
@@ -226,23 +230,32 @@ def _why_unjudged(rollout: Rollout, score: Score) -> str:
     return f"reward {', '.join(own)}" if own else score.status
 
 
-def _accuracies(scored: Sequence[ScoredGroup], judged: Sequence[list[bool]]) -> list[tuple[Prompt, float]]:
-    """The share of correct completions of each prompt that has a verdict."""
-    # Pairs, not a dict: two prompts of equal text have one uid and still count as two.
-    return [(g.group.prompt, sum(v) / len(v)) for g, v in zip(scored, judged, strict=True) if v]
+def _share(verdicts: Sequence[bool]) -> float:
+    return sum(verdicts) / len(verdicts)
 
 
-def _of_set(name: str, accuracies: Sequence[tuple[Prompt, float]], samples: int) -> SetResult:
-    own = [accuracy for prompt, accuracy in accuracies if prompt.data_set == name]
-    return SetResult(cluster_interval(own, samples=samples), len(own))
+def _accuracy(judged: Sequence[Sequence[bool]]) -> Interval:
+    """The mean share of correct completions of prompts that each have a verdict."""
+    return _over_prompts([_share(row) for row in judged], judged)
+
+
+def _over_prompts(values: Sequence[float], judged: Sequence[Sequence[bool]]) -> Interval:
+    """The mean of one value for each prompt, which came from its verdicts in ``judged``."""
+    # Verdicts, not the completions that were asked for: what nothing has judged makes no estimate more certain.
+    return cluster_interval(values, samples=sum(map(len, judged)) / len(judged) if judged else 1)
+
+
+def _of_set(name: str, counted: Sequence[tuple[Prompt, list[bool]]]) -> SetResult:
+    own = [row for prompt, row in counted if prompt.data_set == name]
+    return SetResult(_accuracy(own), len(own))
 
 
 def _pass_at(judged: list[list[bool]], samples: int) -> dict[int, Interval]:
     """pass@k over the prompts with at least k verdicts; no entry if there is no such prompt."""
     found = {}
     for k in _ks(samples):
-        if chances := [pass_at_k(len(v), sum(v), k) for v in judged if len(v) >= k]:
-            found[k] = cluster_interval(chances, samples=samples)
+        if enough := [row for row in judged if len(row) >= k]:
+            found[k] = _over_prompts([pass_at_k(len(row), sum(row), k) for row in enough], enough)
     return found
 
 

@@ -61,8 +61,9 @@ def wilson(correct: float, n: float, *, level: float = LEVEL) -> Interval:
     return Interval(p, max(0.0, min(p, centre - half)), min(1.0, max(p, centre + half)))
 
 
-def cluster_interval(prompt_means: ArrayLike, *, samples: int, level: float = LEVEL) -> Interval:
-    """The interval of avg@k (or pass@k): a mean over prompts of values in [0, 1], each from ``samples`` completions.
+def cluster_interval(prompt_means: ArrayLike, *, samples: float, level: float = LEVEL) -> Interval:
+    """The interval of avg@k (or pass@k): a mean over prompts of values in [0, 1], each from ``samples`` completions;
+    of prompts with different numbers of them, the mean number.
 
     Uses the score interval with the effective number of observations (as do Korn and Graubard 1998)
 
@@ -80,7 +81,7 @@ def cluster_interval(prompt_means: ArrayLike, *, samples: int, level: float = LE
     if means.ndim != 1 or np.any(~np.isfinite(means)) or np.any((means < 0) | (means > 1)):
         raise ValueError("prompt_means: accepts a list of finite numbers from 0 to 1")
     if samples < 1:
-        raise ValueError(f"samples: got {samples}, accepts a whole number of at least 1")
+        raise ValueError(f"samples: got {samples}, accepts a number of at least 1")
     n = len(means)
     if n == 0:
         return wilson(0, 0, level=level)

@@ -20,6 +20,7 @@ from ...objective.capped import Tapered
 from ...objective.correction import Correction, MaskedImportance, TruncatedImportance
 from ...objective.imitation import CorrectOnly
 from ...objective.options import Options
+from ...rewards import KINDS
 from ...rewards.names import judge_rank, names_of
 from .offered import exact, offer
 from .rewards import keys_of, refuse
@@ -155,6 +156,8 @@ def _optimizer(config: Config, lost: list[str]) -> dict[str, str]:
         # -1: none, verl's default.
         f"{optim}lr_warmup_steps": str(warmup or -1), f"{optim}clip_grad": exact(learner.max_grad_norm),
     }  # fmt: skip
+    if learner.weight_decay and not config.lora.rank:  # adapters have neither
+        lost.append(f"learner.weight_decay = {learner.weight_decay:g}: acts on norms and biases too there")
     if learner.schedule == "cosine":
         keys[f"{optim}lr_scheduler_type"] = "cosine"
     elif learner.schedule != "constant":
@@ -351,14 +354,24 @@ def _lost(config: Config) -> Iterator[str]:
     # By exclusion, so that a key added to the recipe later is reported instead of dropped in silence.
     default = _leaves(dataclasses.asdict(Config(model="")))
     carried = {f"{table}{key}" for table, keys in CARRIED.items() for key in keys.split()}
+    bfloat16 = config.learner.dtype == "bfloat16"  # verl's own
     for key, value in _leaves(dataclasses.asdict(config)).items():
         known = key in carried or key.startswith(("objective.args.", "data.args."))
-        if not known and value != default.get(key):
+        if not known and value != default.get(key) and not (key == "learner.dtype" and bfloat16):
             yield f"{key} = {value!r}"
     for i, reward in enumerate(config.rewards):
         if reward.verify_with:
             yield f"rewards[{i}].verify_with = {reward.verify_with!r}: verl does not watch where two rewards disagree"
-    yield "the order of prompts, every random draw, and precision: verl computes in bfloat16 unless told otherwise"
+    if any(reward.name not in KINDS and not reward.model for reward in config.rewards):
+        yield (
+            "not judged, None of a reward function: verl needs a number, so that None is an error there, or 0 beside "
+            "other rewards; +reward.custom_reward_function.reward_kwargs.failed_score=0 gives such answers 0"
+        )
+    data = one_set(config, "verl's command")
+    if data.task == "prompts" and not data.args.get("chat"):
+        yield "prompts that are strings: trew gives them as they are, verl as a user's message in the chat template"
+    precision = ", every random draw, and precision: verl computes in bfloat16 unless told otherwise"
+    yield f"the order of prompts{' and every random draw' if bfloat16 else precision}"
 
 
 def _leaves(table: Mapping[str, Any], where: str = "") -> dict[str, Any]:

@@ -56,8 +56,8 @@ def compute_score(
     The rewards see ``ground_truth``, ``data_source`` and the entries of ``extra_info`` as columns; of rows that trew
     has written, also the columns that these were made of. Of such rows a function in TRL's form gets the answer as in
     the recipe's run: as messages where the prompt is a chat. Its ``prompts`` are empty. Raises DataError if the gold is
-    missing or unreadable. Where judging failed (a timeout, the sandbox), raises RewardError, or returns
-    ``failed_score`` if given, with ``judged`` 0.
+    missing or unreadable. Where judging failed (a timeout, the sandbox), or all that was asked are functions that return
+    None (not judged), raises RewardError, or returns ``failed_score`` if given, with ``judged`` 0.
     """
     chosen = _chosen(data_source, reward, args, rewards)
     extra = {k: v for k, v in (extra_info or {}).items() if k not in OF_VERL and v is not None}
@@ -67,21 +67,38 @@ def compute_score(
     columns |= columns_before(noted, ground_truth)
     # verl does not say what was asked. Of a chat, functions get answers as messages, as in the recipe's own run.
     asked = Prompt("verl", messages=_UNKNOWN) if was_chat(noted) else Prompt("verl", text="")
-    [scored] = chosen.score([text_group(replace(asked, columns=columns), [solution_str])])
+    asked = replace(asked, columns=columns)
+    [scored] = chosen.score([text_group(asked, [solution_str])])
     [score] = scored.scores
     # Why a function of yours failed, at its first, second, fourth, ... failure: the status alone does not say it.
     for text in chosen.take_warnings():
         _log.warning("%s", text)
     numbers = [float("nan") if part is None else float(part) for part in score.parts.values()]
     parts = dict(zip(keys_of([*score.parts]), numbers, strict=True))
+    # Beside other rewards, None counts as 0: of functions for rows of other tasks, which judge no answer of the group,
+    # trew leaves out the same term.
     if score.value is not None:
         return {"score": float(score.value), "judged": 1.0, **parts}
-    if score.status in ("bad_gold", "not_applicable"):
+    silent = _silent(chosen, asked, score)
+    if score.status == "bad_gold" or (score.status == "not_applicable" and not silent):
         raise DataError(f"{data_source}: the gold {ground_truth!r:.80} cannot be used ({score.status}); trew rewards "
                         f"test {_blamed(chosen, score)} --data FILE finds all such rows")  # fmt: skip
     if failed_score is None:
-        raise RewardError(f"{data_source}: an answer could not be judged ({score.status}); failed_score=0 goes on")
+        why = f"{', '.join(silent)} returned None" if silent else score.status
+        # trew leaves such an answer out of its group; verl needs a number.
+        hint = ": not judged, which verl does not know; return a number, or" if silent else ";"
+        raise RewardError(f"{data_source}: an answer could not be judged ({why}){hint} failed_score=0 goes on")
     return {"score": float(failed_score), "judged": 0.0, **parts}
+
+
+def _silent(rewards: RewardSet, asked: Prompt, score: Score) -> list[str]:
+    """The functions whose None leaves an answer without any number."""
+    return [
+        f"{r.function.file}:{r.function.name}"
+        for r in rewards.rewards
+        # One that does not apply to the row was not asked.
+        if r.function is not None and score.statuses.get(r.name) == "not_applicable" and r.function.applies(asked)
+    ]
 
 
 def _blamed(rewards: RewardSet, score: Score) -> str:
