@@ -56,8 +56,8 @@ def compute_score(
     The rewards see ``ground_truth``, ``data_source`` and the entries of ``extra_info`` as columns; of rows that trew
     has written, also the columns that these were made of. Of such rows a function in TRL's form gets the answer as in
     the recipe's run: as messages where the prompt is a chat. Its ``prompts`` are empty. Raises DataError if the gold is
-    missing or unreadable. Where judging failed (a timeout, the sandbox), or all that was asked are functions that return
-    None (not judged), raises RewardError, or returns ``failed_score`` if given, with ``judged`` 0.
+    missing or unreadable. Where judging failed (a timeout, the sandbox), or all that was asked are functions that
+    return None (not judged), raises RewardError, or returns ``failed_score`` if given, with ``judged`` 0.
     """
     chosen = _chosen(data_source, reward, args, rewards)
     extra = {k: v for k, v in (extra_info or {}).items() if k not in OF_VERL and v is not None}
