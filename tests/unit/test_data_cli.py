@@ -135,11 +135,11 @@ def test_convert_a_recipe_says_its_own_task(tmp_path: Path) -> None:
 
 def test_convert_demonstrations_and_pairs_to_the_columns_that_trainers_read(tmp_path: Path) -> None:
     asked = [{"role": "user", "content": "1 + 1?"}]
-    said = [{"role": "assistant", "content": "2"}]
+    said, other = ([{"role": "assistant", "content": text}] for text in "23")
     files = {
         "demonstrations": ({"messages": [*asked, *said]}, {"prompt": asked, "completion": said}),
-        "pairs": ({"chosen": [*asked, *said], "rejected": [*asked, {"role": "assistant", "content": "3"}]},
-                  {"prompt": asked, "chosen": "2", "rejected": "3"}),
+        "pairs": ({"chosen": [*asked, *said], "rejected": [*asked, *other]},
+                  {"prompt": asked, "chosen": said, "rejected": other}),
     }  # fmt: skip
     for task, (row, expected) in files.items():
         source, out = tmp_path / f"{task}.jsonl", tmp_path / f"{task}-out.jsonl"

@@ -67,7 +67,8 @@ def test_texts_as_they_stand_or_as_a_chat(tmp_path):
     (prompt,) = read(tmp_path, row, chat=True, system="be brief")
     assert [m["content"] for m in prompt.messages or ()] == ["be brief", "2+2="]
     task = make_task(DataConfig(task="pairs", train="x"))
-    assert task.prepared(prompt) == {"prompt": list(map(dict, prompt.messages or ())), "chosen": "4", "rejected": "5"}
+    said = {name: [{"role": "assistant", "content": text}] for name, text in (("chosen", "4"), ("rejected", "5"))}
+    assert task.prepared(prompt) == {"prompt": list(map(dict, prompt.messages or ())), **said}
 
 
 ANSWER = {"role": "assistant", "content": "a"}

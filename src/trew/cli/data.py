@@ -58,7 +58,7 @@ def prepare(
         unchecked: Write the rows without trying their golds.
         overwrite: Replace existing files.
     """
-    from ..errors import ConfigError
+    from ..errors import ConfigError, DataError
 
     # ---- options
     source = source or ""
@@ -82,6 +82,10 @@ def prepare(
     rows = {key: [task.prepared(prompt) for prompt in part] for key, part in prompts.items()}
     for place in against:
         rows["train"] = _compared(rows.get("train", []), place, ngram=ngram, remove=remove_overlap)
+    if emptied := [key for key in targets if not rows[key]]:
+        raise DataError(
+            f"{' and '.join(emptied)}: all rows were left out (--drop-bad, --remove-overlap); nothing was written"
+        )
     # ---- files, once everything has passed
     _write_splits(rows, targets)
     if "test" not in rows:
@@ -139,6 +143,7 @@ def _show_recipe(path: str, changes: Sequence[str], n: int) -> None:
     for line in mixture_lines(config, found.train, found.eval):
         _say(line)
     order = prompt_order(config, found.train)
+    n = min(n, len(found.train))  # more would begin the next epoch
     _show_prompts([found.train[index] for index in order.take(0, n)])
     _say(f"the first {n} of {len(found.train)} training prompts, in their order", style="bold")
 
@@ -177,8 +182,8 @@ def convert(
         task: How to read the source: gsm8k, math, countdown, mbpp, humaneval, reasoning-gym:NAME, prompts, or
             demonstrations, rollouts or pairs, which verl's schema has no place for.
         prompt_column: The column that holds the prompt (task prompts only).
-        split: train, or test (or validation) of a folder, a hub set, or a file with all published splits (mbpp); verl's
-            rows carry the name.
+        split: train or test, of a folder, a hub set, or a file with all published splits (mbpp); where there is no
+            test split, test is the validation split. verl's rows carry the name.
         data_source: verl's name for the set, by which it picks a reward; default: the source.
         ability: verl's name for the kind of task.
         gold_column: The column of verl's ground truth; default: ground_truth, gold, answer or solution.
@@ -186,7 +191,7 @@ def convert(
         overwrite: Replace an existing file.
     """
     from ..config import DEMONSTRATED, DataConfig
-    from ..data import load_prompts, verl
+    from ..data import load_split, verl
     from ..data.files import write_rows
     from ..errors import ConfigError
 
@@ -201,7 +206,8 @@ def convert(
         config, prompts = _of_recipe(source, set, split)
         task, source = config.task, config.train or config.task
     else:
-        prompts = load_prompts(config, split=split)
+        prompts, notes = load_split(config, split=split)
+        _notes(notes)
     if to != "verl":
         rows = _trl_rows(config, prompts)
     elif task in DEMONSTRATED:
@@ -226,10 +232,14 @@ def _trl_rows(config: DataConfig, prompts: Sequence[Prompt]) -> list[dict[str, A
     from ..config import PAIRED
     from ..data import make_task, trl, verl
 
-    # Their prompts keep the answers in a column of our own, which no trainer reads. Rollouts have theirs as texts too.
+    # Their prompts keep the answers in a column of our own, which no trainer reads.
     if config.task in ("demonstrations", PAIRED):
         return [make_task(config).prepared(prompt) for prompt in prompts]
-    return trl.to_rows([verl.restored(prompt) for prompt in prompts])
+    rows = trl.to_rows([verl.restored(prompt) for prompt in prompts])
+    if config.task == "rollouts":
+        answers = [trl.answered(prompt, prompt.columns["completion"]) for prompt in prompts]
+        return [{**row, "completion": answer} for row, answer in zip(rows, answers, strict=True)]
+    return rows
 
 
 def _write_splits(rows: Mapping[str, Sequence[dict[str, Any]]], targets: Mapping[str, Path]) -> None:

@@ -12,7 +12,7 @@ from ..errors import ConfigError, DataError, Problems, nearest
 from ..types import Prompt
 from . import sources
 from .mixture import named
-from .rows import Split
+from .rows import Split, columns_of
 from .split import fingerprint, hold_out, overlap_note, repeat_note
 from .tasks import TASKS, Prompts, Puzzles, Task
 from .tasks.puzzles import PREFIX
@@ -132,6 +132,11 @@ def load_prompts(config: DataConfig, *, split: str = "", seed: int = 0) -> list[
 
     A procedural task gives all its training problems. It has no test split: ``split="test"`` raises ConfigError.
     """
+    return load_split(config, split=split, seed=seed)[0]
+
+
+def load_split(config: DataConfig, *, split: str = "", seed: int = 0) -> tuple[list[Prompt], list[str]]:
+    """What :func:`load_prompts` returns, with notes on the rows and columns that it leaves out."""
     task = make_task(config)
     if task.makes(config.train):
         if split == "test":
@@ -139,12 +144,12 @@ def load_prompts(config: DataConfig, *, split: str = "", seed: int = 0) -> list[
                 f"split: got 'test', but task {config.task!r} makes its problems, and which are held out is decided by "
                 "a recipe (eval.size, seed); name the recipe in place of the task"
             )
-        return list(task.generate(eval_size=1, seed=seed)[0])
+        return list(task.generate(eval_size=1, seed=seed)[0]), []
     source = task.source(config.train)
     whole = sources.read_eval(source) if split == "test" else task.read(source)
     wanted = {"train": ("train",), "test": sources.EVAL_SPLITS}.get(split, ())
     parts = task.parts(whole)
-    return _prompts(task, next((parts[name] for name in wanted if name in parts), whole), config)[0]
+    return _prompts(task, next((parts[name] for name in wanted if name in parts), whole), config)
 
 
 def check_task(name: str, accepted: Collection[str] = TASKS) -> None:
@@ -243,11 +248,20 @@ def _from_rows(
 
 
 def _prompts(task: Task, split: Split, config: DataConfig) -> tuple[list[Prompt], list[str]]:
-    """A split's prompts, with a note if the task leaves rows out."""
+    """A split's prompts, with a note if the task leaves rows out, or a column that rewards cannot have by its name."""
     if isinstance(task, Prompts):
-        return task.prompts(split, prompt_column=config.prompt_column), []
+        return task.prompts(split, prompt_column=config.prompt_column), _other_prompt_note(split, config.prompt_column)
     prompts = task.prompts(split)
     return prompts, task.skipped(len(split.rows) - len(prompts), split)
+
+
+def _other_prompt_note(split: Split, prompt_column: str) -> list[str]:
+    if prompt_column == "prompt" or "prompt" not in columns_of(split.rows):
+        return []
+    return [
+        f"{split.source}: has a column 'prompt' beside the prompts' own, {prompt_column!r}; reward functions do not "
+        "get it, as they know the prompts by that name; rename it if a reward needs it"
+    ]
 
 
 def _eval_note(source: str, prompts: Sequence[Prompt], size: int) -> str:

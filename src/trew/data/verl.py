@@ -16,7 +16,11 @@ from .messages import parse_prompt
 from .rows import BadRow, Row, Split, column, columns_of, show
 
 NOTE = "trew_row"
+MODEL = "verl_reward_model"
+"""The entry of ``extra_info`` that keeps a row's ``reward_model``, without the gold, where it says more than a rule."""
 PLACES = ("data_source", "ability", "agent_name", "extra_info", "split", "index")  # columns that the schema fills
+
+_RULE = {"style": "rule"}  # the reward_model of most rows, beside their gold
 
 GOLD_COLUMNS = ("ground_truth", "gold", "answer", "solution")  # columns searched for a gold answer, in this order
 
@@ -40,6 +44,9 @@ def parse_row(row: Row, uid: str, prompt_column: str, *, system: str = "") -> Pr
             raise BadRow(f"column {name!r} is not empty; only text prompts are supported")
     columns["ground_truth"] = truth
     columns["extra_info"] = _struct(columns.get("extra_info") or {}, "extra_info")
+    rest = {name: value for name, value in reward_model.items() if name != "ground_truth"}
+    if rest not in ({}, _RULE):
+        columns["extra_info"][MODEL] = rest
     prompt = parse_prompt(column(row, prompt_column), prompt_column)
     if isinstance(prompt, str):
         if system:
@@ -48,6 +55,13 @@ def parse_row(row: Row, uid: str, prompt_column: str, *, system: str = "") -> Pr
     if system and prompt[0]["role"] != "system":
         prompt = ({"role": "system", "content": system}, *prompt)
     return Prompt(uid, messages=prompt, columns=columns)
+
+
+def own_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of a prompt, without those of verl's schema if :func:`parse_row` read it."""
+    if not {"extra_info", "ground_truth"} <= set(columns):
+        return dict(columns)
+    return {name: value for name, value in columns.items() if name not in (*PLACES, "ground_truth")}
 
 
 def _struct(value: Any, name: str) -> dict[str, Any]:
@@ -91,13 +105,14 @@ def _to_row(prompt: Prompt, index: int, split: str, data_source: str, ability: s
     note = _note(prompt, source)
     # The row's own extra_info wins: its split and index are those of the data set it came from.
     extra = {"split": split, "index": index, **columns, NOTE: note, **old_extra}
+    model = extra.pop(MODEL, None)
     # verl applies the chat template to every prompt, so that a text becomes a user's message.
     messages = [{"role": "user", "content": prompt.text}] if prompt.text is not None else list(prompt.messages or ())
     row = {
         "data_source": own["data_source"] or data_source,
         "prompt": [dict(message) for message in messages],
         "ability": own["ability"] or ability,
-        "reward_model": {"style": "rule", "ground_truth": truth},
+        "reward_model": _RULE | (dict(model) if isinstance(model, Mapping) else {}) | {"ground_truth": truth},
         # Parquet cannot hold empty objects; verl takes a missing key (such as tools_kwargs) as empty.
         "extra_info": {name: value for name, value in extra.items() if value is not None and value != {}},
     }

@@ -72,7 +72,7 @@ class Countdown(Task):
         return not train
 
     def prepared(self, prompt: Prompt) -> dict[str, Any]:
-        return {"uid": prompt.uid, "nums": prompt.columns["nums"], "target": prompt.columns["target"]}
+        return {"uid": prompt.uid} | {**prompt.columns, "uid": prompt.uid}  # first, whatever the row's order was
 
     def rewards(self, prompts: Sequence[Prompt]) -> tuple[RewardConfig, ...]:
         answer = RewardConfig(name="countdown")

@@ -15,7 +15,7 @@ from ...errors import DataError
 from ...types import Prompt
 from ..messages import user_turn
 from ..rows import BadRow, Row, Split, require_columns, show, text_column, to_prompts
-from ..verl import is_verl, parse_row
+from ..verl import is_verl, own_columns, parse_row
 from .base import Task
 
 HUB_SOURCE = "openai/gsm8k"
@@ -51,7 +51,7 @@ class Gsm8k(Task):
     def prepared(self, prompt: Prompt) -> dict[str, Any]:
         columns = prompt.columns
         if "question" in columns and "answer" in columns:
-            return {name: columns[name] for name in ("question", "answer", "gold")}
+            return own_columns(columns)  # with a uid or id, and whatever else a reward may read
         raise DataError(
             f"prompt {prompt.uid!r}: has no separate question and answer (verl's extra_info.question, .answer); "
             "train on such rows as they are, with data.train"

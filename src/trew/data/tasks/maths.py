@@ -17,7 +17,7 @@ from ...types import Prompt
 from ...utils.boxes import last_box
 from ..messages import user_turn
 from ..rows import BadRow, Row, Split, columns_of, show, text_column, to_prompts
-from ..verl import is_verl, parse_row
+from ..verl import is_verl, own_columns, parse_row
 from .base import Task
 
 HUB_SOURCE = "DigitalLearningGmbH/MATH-lighteval"
@@ -84,8 +84,7 @@ class Math(Task):
             raise DataError(
                 f"prompt {prompt.uid!r}: has no separate problem; train on such rows as they are, with data.train"
             )
-        names = ("problem", "solution", "gold", "level", "subject")
-        return {"uid": prompt.uid} | {name: columns[name] for name in names if name in columns}
+        return {"uid": prompt.uid} | {**own_columns(columns), "uid": prompt.uid}  # first, whatever the row's order was
 
     def _prompt(self, row: Row, uid: str) -> Prompt | None:
         problem = text_column(row, "problem" if "problem" in row.values else "question").strip()

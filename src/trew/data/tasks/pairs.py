@@ -9,6 +9,7 @@ from typing import Any
 from ...config import RewardConfig
 from ...errors import DataError
 from ...types import Prompt
+from .. import trl
 from ..messages import user_turn
 from ..preferences import COLUMNS, parse_pair
 from ..rows import BadRow, Row, Split, columns_of, to_prompts
@@ -38,8 +39,8 @@ class Pairs(Task):
         return ()
 
     def prepared(self, prompt: Prompt) -> dict[str, Any]:
-        asked = prompt.text if prompt.text is not None else [dict(message) for message in prompt.messages or ()]
-        return {"prompt": asked, **prompt.columns[PAIR]}
+        answers = {name: trl.answered(prompt, text) for name, text in prompt.columns[PAIR].items()}
+        return {"prompt": trl.asked(prompt), **answers}
 
     def _prompt(self, row: Row, uid: str) -> Prompt:
         asked, chosen, rejected = parse_pair(row.values)
