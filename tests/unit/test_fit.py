@@ -8,6 +8,7 @@ import pytest
 
 import trew
 from trew.config import Config, parse
+from trew.objective import preset
 from trew.training import compatibility
 from trew.training.planning import length_problems
 
@@ -208,6 +209,17 @@ def test_options_that_belong_to_another_are_noted_without_it():
 
 def test_the_configuration_alone_allows_one_completion():
     assert isinstance(parse({"model": "m", "rollout": {"completions": 1}}), Config)
+
+
+@pytest.mark.parametrize("aggregate", ["token-mean", "constant", "seq-mean-token-sum", ""])
+def test_dpo_learns_and_logs_its_own_mean_over_pairs(aggregate):
+    chosen = {"preset": "dpo", **({"aggregate": aggregate} if aggregate else {})}
+    config = parse({"model": "m", "data": {"task": "pairs", "train": "pairs.jsonl"}, "objective": chosen})
+    objective = preset("dpo", **config.objective.args)
+    found = compatibility.demonstration_problems(objective, config)
+    assert [line.partition(", accepts")[0] for line in found] == (
+        [f"objective.aggregate: got {aggregate!r}"] if aggregate else []
+    )
 
 
 @pytest.mark.parametrize("name", ["sft", "rft"])

@@ -191,7 +191,6 @@ def test_a_boost_sees_as_much_as_its_base():
      ("ppo-clip", {"overlong_cache": 8}, "overlong_cache: ppo-clip's advantages do not read the reward's value"),
      ("ppo-clip", {"beta": 0.1, "kl_place": "reward"}, "kl_place: got 'reward', but ppo-clip's .* accepts 'loss' here"),
      ("dpo", {"aggregate": "seq-mean-token-mean"}, "aggregate: dpo compares log-ratios of whole completions"),
-     ("dpo", {"aggregate": "token-mean"}, "aggregate: dpo compares log-ratios of whole completions"),
      ("dapo", {"kl": 3}, r"kl: got 3 \(int\), accepts a text$")],
 )  # fmt: skip
 def test_settings_of_another_type(name, settings, message):

@@ -85,7 +85,7 @@ def test_a_comparison_that_takes_runs_of_two_settings_names_them(tmp_path):
     with pytest.raises(ConfigError, match="went on with changes after step 4"):
         compare_runs(folders, Choices())
     found = compare_runs(folders, Choices(allow=("changes",)))
-    assert f"{folders[0]}: {known[0].told()}" in found.notes
+    assert f"{folders[0]}: {known[0].told().removesuffix('.')}" in found.notes
 
 
 def test_what_is_free_or_equal_is_no_change():

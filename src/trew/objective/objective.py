@@ -26,7 +26,7 @@ from ..types import Metrics
 from . import padded
 from .adjust import Adjust
 from .advantage import Advantage, ExternalAdvantages
-from .aggregate import Aggregate
+from .aggregate import Aggregate, SequenceMeanTokenMean
 from .batch import Denominators, TokenBatch
 from .component import SCOPES, Component, Scope
 from .correction import Bounded, Correction
@@ -37,7 +37,7 @@ from .filter import GroupFilter, LossMask, MixedGroups, TokenMask
 from .likelihood import CorrectLikelihood, in_correct
 from .metrics import step_metrics, token_metrics
 from .notes import notes
-from .preferred import PreferenceWeight, PromptMeanTokenSum
+from .preferred import PreferenceWeight
 from .prepared import refuse_foreign, refuse_part
 from .ratio import Ratio, TokenRatio, bounded_exp
 from .renamed import message
@@ -132,10 +132,10 @@ class Objective:
         if not self.advantage.reads_rewards:
             self._refuse_unread_shape()
         self._refuse_unread_kl()
-        if isinstance(self.weight, PreferenceWeight) and not isinstance(self.aggregate, PromptMeanTokenSum):
+        if isinstance(self.weight, PreferenceWeight) and isinstance(self.aggregate, SequenceMeanTokenMean):
             raise ValueError(
-                f"aggregate: {self.name} compares log-ratios of whole completions, and with other shares of their "
-                f"tokens the loss is not DPO's; accepts its own, PromptMeanTokenSum() (got {self.aggregate!r})"
+                f"aggregate: {self.name} compares log-ratios of whole completions, and a mean over the tokens of each "
+                "would give the two of a pair different shares, with a gradient that is that of no loss; accepts others"
             )
         if isinstance(self.advantage, ExternalAdvantages) and self.distillation:
             raise ValueError(

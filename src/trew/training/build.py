@@ -146,6 +146,8 @@ def _sharded(plan: Plan, ranks: Ranks) -> tuple[Any, Adapters | None, Any, Any]:
     alone reads the files."""
     from ..distributed import sharding  # imports FSDP, which takes long
 
+    if ranks.device.type == "cpu":  # a GPU's memory is torch's own affair
+        return_large_blocks()
     how = plan.config.cluster.shard
     if how == "auto":
         how = "hsdp" if ranks.place.nodes > 1 else "fsdp"
@@ -153,8 +155,7 @@ def _sharded(plan: Plan, ranks: Ranks) -> tuple[Any, Adapters | None, Any, Any]:
     offload = plan.config.cluster.offload == "all"
     low = torch.bfloat16 if plan.config.learner.dtype == "bfloat16" else None
     memory = sharding.shared_memory(over)
-    if ranks.device.type == "cpu":  # a GPU's memory is torch's own affair
-        return_large_blocks()
+    if ranks.device.type == "cpu":
         ranks.exchange = "shared memory" if memory else "gloo"
     # The other ranks make tensors without values, which rank 0 fills.
     device = "meta" if ranks.rank else "cpu"

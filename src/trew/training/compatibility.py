@@ -16,7 +16,7 @@ from ..objective.component import Component
 from ..objective.covariance import ClipCov
 from ..objective.filter import UnevenGroups
 from ..objective.imitation import DEMONSTRATED, CorrectDemonstrations, Demonstrated
-from ..objective.preferred import PreferenceWeight, Preferred
+from ..objective.preferred import PreferenceWeight, Preferred, PromptMeanTokenSum
 from ..objective.ratio import NoRatio
 from ..objective.shaping import SoftOverlong
 from ..objective.turns import Turns
@@ -99,6 +99,11 @@ def demonstration_problems(objective: Objective, config: Config) -> list[str]:
         found.append(
             f"objective.beta: got {objective.beta:g}, accepts 0 for {name}: it is the coefficient of a KL term beside "
             f"the loss, and DPO's beta is objective.dpo_beta = {objective.weight.beta:g}; set that, and remove this"
+        )
+    if isinstance(objective.weight, PreferenceWeight) and not isinstance(objective.aggregate, PromptMeanTokenSum):
+        found.append(
+            f"objective.aggregate: got {config.objective.args.get('aggregate')!r}, accepts none beside {name}, whose "
+            "loss is a mean over pairs: other shares of tokens would log and learn another one; leave it out"
         )
     kl = objective.reference
     if kl.active and kl.place != "loss":
