@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from ranks_help import Fleet
+from trew.training.team import Team
 
 pytestmark = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="the system has no /dev/shm")
 
@@ -54,3 +57,12 @@ def test_two_ranks_take_the_backend_s_step_to_the_bit(fleet, case):
     for one, other in zip(ours, gloo, strict=True):
         assert [out["loss"] for out in one["outputs"]] == [out["loss"] for out in other["outputs"]]
         assert all(torch.equal(one["weights"][name], tensor) for name, tensor in other["weights"].items())
+
+
+def test_how_ranks_exchange_is_among_what_a_run_was_made_with():
+    """More than two ranks add gradients in another order than their backend does: a resume that goes on otherwise says
+    so, as for another number of threads."""
+    orders: Any = SimpleNamespace(ranks=SimpleNamespace(exchange="shared memory"))
+    assert Team(orders, sharded=True).exchange == {"exchange between ranks": "shared memory"}
+    orders.ranks.exchange = ""  # GPUs, or whole weights on every rank
+    assert Team(orders).exchange == Team().exchange == {}
