@@ -362,6 +362,13 @@ def _lost(config: Config) -> Iterator[str]:
     for i, reward in enumerate(config.rewards):
         if reward.verify_with:
             yield f"rewards[{i}].verify_with = {reward.verify_with!r}: verl does not watch where two rewards disagree"
+    yield from _done_otherwise(config)
+    precision = ", every random draw, and precision: verl computes in bfloat16 unless told otherwise"
+    yield f"the order of prompts{' and every random draw' if bfloat16 else precision}"
+
+
+def _done_otherwise(config: Config) -> Iterator[str]:
+    """What verl does with rewards and prompts of this kind."""
     if any(reward.name not in KINDS and not reward.model for reward in config.rewards):
         yield (
             "not judged, None of a reward function: verl needs a number, so that None is an error there, or 0 beside "
@@ -370,8 +377,6 @@ def _lost(config: Config) -> Iterator[str]:
     data = one_set(config, "verl's command")
     if data.task == "prompts" and not data.args.get("chat"):
         yield "prompts that are strings: trew gives them as they are, verl as a user's message in the chat template"
-    precision = ", every random draw, and precision: verl computes in bfloat16 unless told otherwise"
-    yield f"the order of prompts{' and every random draw' if bfloat16 else precision}"
 
 
 def _leaves(table: Mapping[str, Any], where: str = "") -> dict[str, Any]:

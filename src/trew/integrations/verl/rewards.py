@@ -84,11 +84,15 @@ def compute_score(
         raise DataError(f"{data_source}: the gold {ground_truth!r:.80} cannot be used ({score.status}); trew rewards "
                         f"test {_blamed(chosen, score)} --data FILE finds all such rows")  # fmt: skip
     if failed_score is None:
-        why = f"{', '.join(silent)} returned None" if silent else score.status
-        # trew leaves such an answer out of its group; verl needs a number.
-        hint = ": not judged, which verl does not know; return a number, or" if silent else ";"
-        raise RewardError(f"{data_source}: an answer could not be judged ({why}){hint} failed_score=0 goes on")
+        raise RewardError(f"{data_source}: an answer could not be judged {_why(score, silent)} failed_score=0 goes on")
     return {"score": float(failed_score), "judged": 0.0, **parts}
+
+
+def _why(score: Score, silent: Sequence[str]) -> str:
+    if not silent:
+        return f"({score.status});"
+    # trew leaves such an answer out of its group; verl needs a number.
+    return f"({', '.join(silent)} returned None): not judged, which verl does not know; return a number, or"
 
 
 def _silent(rewards: RewardSet, asked: Prompt, score: Score) -> list[str]:
