@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+import tiers
 from test_estimate import WIDE, config, made, saved
 from trew.config import EvalConfig, RolloutConfig
 from trew.estimate import advice
@@ -13,9 +14,9 @@ from trew.estimate import advice
 EVALUATIONS = [({}, 40), ({"samples": 3}, 30), ({"max_tokens": 70}, 12), ({"max_tokens": 70, "samples": 2}, 40)]
 
 
-@pytest.mark.parametrize("kernels", ["auto", "plain"])
-@pytest.mark.parametrize(("sets", "held_out"), EVALUATIONS, ids=str)
-def test_an_evaluation_takes_what_a_step_of_its_size_would(sets, held_out, kernels, tmp_path):
+@pytest.mark.parametrize(("kernels", "evaluation"), tiers.thinned(["auto", "plain"], EVALUATIONS, keep=2))
+def test_an_evaluation_takes_what_a_step_of_its_size_would(kernels, evaluation, tmp_path):
+    sets, held_out = evaluation
     base = dataclasses.replace(config(saved(tmp_path, **WIDE), rollout={"batch": 64}), kernels=kernels)
     own = EvalConfig(temperature=1.0, **sets)
     e = made(dataclasses.replace(base, eval=own), held_out=held_out)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import tiers
 import tiny
 from trew.config import RewardConfig
 from trew.errors import ConfigError
@@ -44,7 +45,10 @@ def recipe_of(place: Path, **sections: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize("preset", ["online-rft", "pass-at-k", "gtpo", "grpo-s", "topr", "opd", "vapo"])
+OF_CORRECTNESS = ["online-rft", "pass-at-k", "gtpo", "grpo-s", "topr", "opd", "vapo"]
+
+
+@pytest.mark.parametrize("preset", tiers.some(OF_CORRECTNESS, ["pass-at-k", "vapo"]))
 def test_the_policy_of_rounds_learns_from_the_learned_reward(tmp_path, preset):
     """These train on which completions are correct: on the verifier's verdict, with the learned reward unread."""
     tiny.save(tmp_path / "model")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,6 +13,7 @@ from ...utils.secrets import redact
 from .svg import CSS
 from .text import visible
 
+_HIDDEN = "_hidden"  # a template's name for the secrets, which no value may have
 _STYLE = """
 :root{color-scheme:light dark;--ground:#fff;--ink:#1f2328;--muted:#59636e;--line:#d6dbe1;--soft:#f5f7f9}
 @media (prefers-color-scheme:dark){:root{--ground:#14181d;--ink:#e6edf3;--muted:#9aa5b1;--line:#323a44;--soft:#1c2229}}
@@ -48,26 +50,36 @@ def render(template: Path, hidden: tuple[str, ...], /, **values: Any) -> str:
     ``hidden`` are the secrets. The template gets ``style`` and ``policy`` besides ``values``: the content security
     policy allows this one style and nothing else, so that no completion can smuggle in a script, image or style.
     """
+    from markupsafe import Markup
+
+    style = _STYLE + CSS
+    # The policy names the style by its hash: a second style, which a completion might smuggle in, has another.
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    given = {"style": Markup(style), "policy": Markup(policy), _HIDDEN: hidden}
+    return _environment(template.parent).get_template(template.name).render(**given, **values)
+
+
+@functools.cache
+def _environment(folder: Path) -> Any:
+    """The templates of a folder. Kept, because compiling one takes longer than rendering it."""
     import jinja2
     from markupsafe import Markup
 
-    def shown(value: Any) -> Any:
+    @jinja2.pass_context
+    def shown(context: Any, value: Any) -> Any:
         # Markup is made here, from text that is escaped already.
-        return visible(redact(value, hidden)) if isinstance(value, str) and not isinstance(value, Markup) else value
+        text = isinstance(value, str) and not isinstance(value, Markup)
+        return visible(redact(value, context[_HIDDEN])) if text else value
 
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(template.parent),
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         finalize=shown,
     )
-    style = _STYLE + CSS
-    # The policy names the style by its hash: a second style, which a completion might smuggle in, has another.
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
-    return environment.get_template(template.name).render(style=Markup(style), policy=Markup(policy), **values)
 
 
 def now() -> str:
