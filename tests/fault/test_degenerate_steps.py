@@ -25,6 +25,9 @@ REWARDS = """
 def constant(completions, **columns):
     return [0.1] * len(completions)
 
+def zero(completions, **columns):
+    return [0.0] * len(completions)
+
 def by_prompt(completions, completion_ids, prompts, **columns):
     # Prompts are worlds apart; some completions have no value, of one prompt all but one.
     level = [100.0 * int(str(p)[-40:].count("7")) for p in prompts]
@@ -59,6 +62,11 @@ def unchanged(out: Path, model: Path) -> bool:
         {"reward": "constant", "objective": {"preset": "reinforce-pp", "beta": 0.0}},  # whitened over the batch
         {"reward": "constant", "objective": {"preset": "gdpo", "beta": 0.0}},
         {"reward": "odd", "objective": {"preset": "grpo", "beta": 0.0, "overlong_filtering": True}},  # all are cut off
+        # The policy is the reference. The sampler's log-probs were taken for the policy's, and what they differ by was
+        # scaled to deviation 1.
+        {"reward": "zero", "objective": {"preset": "grpo", "beta": 0.04, "kl": "k1", "kl_place": "reward"}},
+        {"reward": "zero", "objective": {"preset": "rloo", "beta": 0.05}},
+        {"reward": "zero", "objective": {"preset": "reinforce-pp", "beta": 0.01}, "lora": {"rank": 2}},
     ],
     ids=lambda s: f"{s['reward']}-{s.get('objective', {}).get('preset', 'grpo')}",
 )

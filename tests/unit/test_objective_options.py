@@ -10,6 +10,7 @@ import torch
 
 import trew
 from trew.errors import ConfigError
+from trew.objective import options
 from trew.objective.options import AGGREGATES, CORRECTIONS, Options
 
 EACH = {
@@ -75,9 +76,44 @@ def test_another_correction_does_not_inherit_bounds():
     assert trew.preset("deepseek-v3.2", correction="none").correction == ()
 
 
-def test_a_corrected_kl_follows_the_ratio_s_anchor():
+def test_a_corrected_kl_divides_by_the_policy_that_sampled():
+    """With a correction, old_logprobs of stale rollouts are those of the current weights: r = pi / pi_old would be 1."""
     assert trew.preset("aipo", beta=0.1, kl="k3-corrected").reference.behaviour == "rollout"
-    assert trew.preset("grpo", kl="k3-corrected").reference.behaviour == "old"
+    own = trew.preset("grpo", beta=0.1, kl="k3-corrected")
+    assert own.reference.behaviour == "old"
+    for name in ("tis", "tis-sequence", "mis", "mis-token", "icepop", "geo-mask", "tis+opsm"):
+        for corrected in (trew.preset("grpo", beta=0.1, kl="k3-corrected", correction=name),
+                          options.apply(own, correction=name)):  # fmt: skip
+            assert corrected.reference.behaviour == "rollout", name
+            assert "rollout_logprobs" in corrected.needs
+            assert options.apply(corrected, correction="none") == own
+    assert trew.preset("grpo", beta=0.1, kl="k3-corrected", correction="opsm").reference.behaviour == "old"
+    assert trew.preset("grpo", beta=0.1, correction="tis").reference.behaviour == "old"
+
+
+@pytest.mark.parametrize("correction", ["none", "tis"])
+def test_a_corrected_kl_has_the_gradient_of_the_kl_whatever_sampled(correction):
+    """Spec: pi (.5, .3, .2), reference (.4, .4, .2), sampler (.6, .2, .2): ten tokens as often as they are sampled."""
+    pi, ref, mu = (torch.tensor(p, dtype=torch.float64) for p in ([0.5, 0.3, 0.2], [0.4, 0.4, 0.2], [0.6, 0.2, 0.2]))
+    tokens = torch.tensor([0] * 6 + [1] * 2 + [2] * 2)
+
+    def gradient(loss):
+        logits = pi.log().clone().requires_grad_()
+        return torch.autograd.grad(loss(logits.log_softmax(-1)), logits)[0]
+
+    def trained(logprobs):
+        # As a run's batch of stale rollouts: with a correction, old are the current weights.
+        old = pi if correction == "tis" else mu
+        batch = trew.TokenBatch.from_padded(
+            logprobs=logprobs[tokens][:, None], mask=torch.ones(10, 1, dtype=torch.bool),
+            group_ids=torch.zeros(10, dtype=torch.long), rewards=torch.ones(10, dtype=torch.float64),
+            old_logprobs=old.log()[tokens][:, None], rollout_logprobs=mu.log()[tokens][:, None],
+            ref_logprobs=ref.log()[tokens][:, None],
+        )  # fmt: skip
+        return trew.preset("grpo", beta=1.0, kl="k3-corrected", correction=correction).loss(batch).loss
+
+    exact = gradient(lambda logprobs: (logprobs.exp() * (logprobs - ref.log())).sum())
+    torch.testing.assert_close(gradient(trained), exact, rtol=0, atol=1e-12)
 
 
 REFUSED = [

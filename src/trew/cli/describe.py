@@ -300,7 +300,7 @@ def short(component: Any) -> str:
     name = re.sub("^No(?=Ratio)|Ratio$", "", type(component).__name__).removesuffix("Ratio") or "none"
     words = [re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", name).lower()]
     for f in dataclasses.fields(component):
-        if f.name == "behaviour":  # follows from the ratio's anchor
+        if f.name == "behaviour":  # follows from the ratio's anchor and the corrections
             continue
         x = getattr(component, f.name)
         if dataclasses.is_dataclass(x):

@@ -82,7 +82,9 @@ def policy_passes(config: Config, objective: Objective) -> int:
     compared = objective.distillation > 0 or (objective.beta > 0 and objective.reference.place != "loss")
     moves = config.optimizer_steps > config.steps
     reads = set(objective.needs) & ({"score_norms"} | ({"entropies"} if config.cluster.rollout == "vllm" else set()))
-    before = (corrected if older else moves or compared) or bool(reads)
+    own = corrected if older else moves or compared
+    # What is read and what is compared are computed in one way each.
+    before = own + bool(reads) if compared else own or bool(reads)
     return before + config.learner.inner_updates * objective.sees_step
 
 

@@ -92,7 +92,7 @@ def apply(objective: Objective, **changes: Any) -> Objective:
     for names, change in _CHANGES.items():
         if any(name in changes for name in names):
             objective = change(objective, options)
-    return objective
+    return _kl_of_sampler(objective)
 
 
 def _aggregate_name(aggregate: Aggregate) -> str:
@@ -123,12 +123,22 @@ def _is_called(correction: Correction, name: str) -> bool:
 
 def _kl(objective: Objective, options: Options) -> Objective:
     before = objective.reference
-    # k3-corrected divides by the policy that sampled: the one that the ratio is measured against.
-    behaviour = objective.ratio.anchor if options.kl == "k3-corrected" else "old"
-    kl = KL(options.beta, options.kl, options.kl_place, behaviour=behaviour)
+    kl = KL(options.beta, options.kl, options.kl_place, behaviour=before.behaviour)
     # A pull towards another policy than the reference stays.
     others: tuple[Divergence, ...] = tuple(t for t in objective.divergence if t != before)
     return objective.replace(divergence=(kl, *others))
+
+
+def _kl_of_sampler(objective: Objective) -> Objective:
+    """``k3-corrected`` divides by the policy that sampled: pi_old where the ratio accounts for it, mu where the ratio is
+    measured against mu, and where a correction is, since pi_old then are the weights before the step."""
+    kl = objective.reference
+    by_mu = objective.ratio.anchor == "rollout" or any(c.mismatch for c in objective.correction)
+    behaviour = "rollout" if by_mu and kl.estimator == "k3-corrected" else "old"
+    if kl.behaviour == behaviour or kl not in objective.divergence:
+        return objective
+    terms = (dataclasses.replace(t, behaviour=behaviour) if t == kl else t for t in objective.divergence)
+    return objective.replace(divergence=tuple(terms))
 
 
 def _distill(objective: Objective, options: Options) -> Objective:

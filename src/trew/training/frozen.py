@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..errors import EngineError, NumericsError, ReplayError, TrewError
 from ..learner import Policy
-from ..objective import TokenBatch
+from ..objective import Objective, TokenBatch
 from ..types import ScoredGroup, TrainingSample
 from .batch import optimizer_steps
 from .planning import Plan
@@ -78,11 +78,7 @@ def with_frozen_logprobs(
     # stale: some token was sampled from other weights than the current ones.
     stale = not all(_fresh(groups, policy.version))
     several = optimizer_steps(config, len(groups)) > 1
-    # A KL penalty inside the reward is computed once, from the policy that sampled: it needs old_logprobs even for one
-    # on-policy step. In the loss, the KL comes from the current log-probs.
-    # Distillation likewise compares the teacher with the policy that sampled.
-    in_advantages = objective.distillation > 0 or (objective.beta > 0 and objective.reference.place != "loss")
-    needed = several or stale or in_advantages
+    needed = several or stale or _compared_in_advantages(objective)
     # Before anything is taken from the sampler: with other weights its log-probs are worth nothing.
     canary = compare(plan, policy, groups, samples, batch, whole=needed and not stale)
     batch, own = _measured(plan, policy, samples, batch)
@@ -123,13 +119,20 @@ def _old_logprobs(
     # Without a correction the ratio itself must account for the policies that really sampled.
     if stale and own is not None and not corrected:
         return own
-    # With a teacher they must come from the same computation as its own: where both agree, the advantage is 0, and a
-    # rounding error would be all that is left of it, which Adam scales up to a step of full length.
-    if plan.objective.distillation:
+    # They must come from the same computation as the reference's or the teacher's: where both agree, the advantage is
+    # 0, and a rounding error would be all that is left of it, which scaling by the deviation of a group, and Adam,
+    # bring to full length.
+    if _compared_in_advantages(plan.objective):
         return policy.logprobs(samples)
     if known is not None:
         return known
     return own if own is not None and not stale and _are_equal(plan, canary) else policy.logprobs(samples)
+
+
+def _compared_in_advantages(objective: Objective) -> bool:
+    """Whether advantages have a difference between the policy that sampled and the reference or a teacher. It is
+    computed once, and needs old_logprobs even for one on-policy step; a KL in the loss takes the current log-probs."""
+    return objective.distillation > 0 or (objective.beta > 0 and objective.reference.place != "loss")
 
 
 def _are_equal(plan: Plan, canary: SamplerGap) -> bool:
