@@ -206,6 +206,6 @@ def test_the_page_of_objectives_says_which_correction_does_without_the_samplers_
 
 
 def test_the_page_of_a_step_says_when_log_probs_of_the_old_policy_are_computed():
-    assert "objective.distillation > 0" in inspect.getsource(frozen.with_frozen_logprobs)
+    assert "objective.distillation > 0" in inspect.getsource(frozen._compared_in_advantages)
     [row] = re.findall(r"^\| `old_logprobs` \|.*$", page("loop.md"), re.M)
     assert "distill" in named(row)

@@ -197,8 +197,10 @@ def kl_in_loss(o: Rollout, t: int, s: dict) -> Tensor:
     k3 = torch.exp(-d) - 1 + d
     if s["kl"] == "k3":
         return k3
-    behaviour = o.mu if s["anchor"] == "rollout" else o.old
-    return torch.exp(o.l[t] - behaviour[t]) * k3
+    # A correction for mu means that old is the policy before the step, which need not have sampled.
+    corrected = set(s["correction"].split("+")) - {"none", "opsm"}
+    sampled = o.mu if corrected or s["anchor"] == "rollout" else o.old
+    return torch.exp(o.l[t] - sampled[t]) * k3
 
 
 def shape_rewards(step: list[Rollout], s: dict, max_length: int | None) -> None:
