@@ -168,6 +168,22 @@ def test_harmless_changes_are_shown_and_go_through(server, recipe, cut):
     assert [row["step"] for row in crashing.rows(cut) if "loss" in row] == [1, 2, 3, 4]
 
 
+def test_a_run_of_a_version_with_fewer_settings_goes_on(server, recipe, cut):
+    """Its settings do not name them: each is at its default, which does what was done before."""
+    lacking = ("head_std", "warmup_steps", "schedule", "on_failure", "floor")
+    lines = (cut / "config.toml").read_text().splitlines(keepends=True)
+    kept = [line for line in lines if line.partition(" = ")[0] not in lacking]
+    assert len(kept) < len(lines) - 3
+    (cut / "config.toml").write_text("".join(kept))
+    said = resume(server, recipe, cut, "--set", "learner.schedule='cosine'", code=2)
+    assert "learner.schedule: the run was started with 'constant', now it is 'cosine'" in said
+    assert not any(f"{name}:" in said for name in set(lacking) - {"schedule"}), said
+    output = resume(server, recipe, cut)
+    assert not any(f"{name}: the run was started with" in output for name in lacking)
+    assert "continuing after step 2" in output
+    assert not (cut / "changes.jsonl").exists()
+
+
 def test_dangerous_changes_are_refused_with_each_difference_unless_allowed(server, recipe, cut):
     settings = ("seed=4", "rollout.completions=2", "objective.beta=0.02", "learner.lr=1e-3", "rewards=[{name='gsm8k'}]")
     said = ("seed: the run was started with 3, now it is 4", "rollout.completions: the run was started with 3, now",

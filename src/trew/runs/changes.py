@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..config.stored import completed
 from ..errors import ResumeError
 from ..utils.toml import flatten
 
@@ -128,8 +129,11 @@ def settings_at(changes: Sequence[RunChange], step: int, *, now: str) -> str:
 
 
 def _differences(before: str, now: str, free: Sequence[str]) -> list[str]:
-    """A line for each setting that differs and is not free."""
+    """A line for each setting that differs and is not free; one that an earlier version did not have is at its
+    default."""
     old, new = (flatten(tomllib.loads(text)) for text in (before, now))
+    known = old.keys() | new.keys()
+    old, new = ({key: value for key, value in completed(table).items() if key in known} for table in (old, new))
     keys = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key) and not key.startswith(tuple(free))]
     return [f"{key} was {_shown(old.get(key))}, is {_shown(new.get(key))}" for key in keys]
 

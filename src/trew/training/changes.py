@@ -9,6 +9,7 @@ from typing import Any
 
 from ..config.free import FREE
 from ..config.schema import Schedule
+from ..config.stored import completed
 from ..errors import ConfigError, ResumeError
 from ..runs import RunFolder, read_config, redact_config
 from ..runs.record import step_files
@@ -55,13 +56,14 @@ def check_changes(folder: Path, given: str, *, free: Sequence[str], allow: bool 
     """Lists every difference between a run's own settings and those ``given`` (TOML), one line each.
 
     Raises ConfigError with the differences that would make it another run, unless they are allowed or begin with one of
-    ``free``.
+    ``free``. A setting that the run's version of trew did not have is no difference while it is at its default.
     """
     table = settings(folder)
     if table is None:
         return []
     # Both sides redacted: config.toml has masks where the given settings have secrets.
-    before, now = flatten(table), flatten(tomllib.loads(redact_config(given)))
+    stored, now = flatten(table), flatten(tomllib.loads(redact_config(given)))
+    before = {key: value for key, value in completed(stored).items() if key in stored or key in now}
     lines = {
         key: f"{key}: the run was started with {before.get(key)!r}, now it is {now.get(key)!r}"
         for key in sorted({*before, *now})

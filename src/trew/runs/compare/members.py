@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from ...config.stored import completed
 from ...errors import DataError
 from ...rewards.names import judge_rank, names_of
 from ...utils.metric_rows import is_evaluation
@@ -118,7 +119,7 @@ def load_member(folder: Path, *, leave_out: bool = False) -> Member:
         raise DataError(f"{folder}: config.toml does not tell its settings ({why}); put a backup of it there")
     if "objective.preset" not in table:
         raise DataError(f"{folder}: is not a run of trew train (its config.toml has no objective); leave it out")
-    settings = {k: v for k, v in table.items() if k not in ("seed", "out")}
+    settings = {k: v for k, v in completed(table).items() if k not in ("seed", "out")}
     if settings.get("teacher.endpoint"):
         settings["teacher.model"] = _served(folder)
     if lost := _lost_rows(data):
