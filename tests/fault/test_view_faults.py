@@ -89,6 +89,15 @@ def test_a_table_that_cannot_be_read_is_left_out_and_named(damage, tmp_path):
     get(page, "runs/x/completion", 404, step=2, group=0, sample=0)
 
 
+@pytest.mark.parametrize("lacks", [["group", "sampled"], ["uid"]])
+def test_a_table_of_an_older_version_is_called_so(lacks, tmp_path):
+    path = make_run(tmp_path / "x") / "rollouts" / "000002.parquet"
+    pq.write_table(pq.read_table(path).drop_columns(lacks), path)
+    [said] = get(client(tmp_path), "runs/x/steps")["unreadable"]
+    assert ("older version of trew" in said) == (lacks != ["uid"])
+    assert ("is not a table of rollouts" in said) == (lacks == ["uid"])
+
+
 def test_a_table_is_read_once_it_is_whole(tmp_path):
     folder = make_run(tmp_path / "x")
     path = folder / "rollouts" / "000002.parquet"

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import time
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import tiny
@@ -89,6 +92,42 @@ def test_a_run_is_talked_to_as_it_was_trained(server, place):
     assert texts == [made["answer"]["text"]] * 3
     earlier = answers(server, place, "run", "What is 7 + 5?", "--step", "1", "--max-tokens", "12")
     assert earlier["answer"]["text"] != made["answer"]["text"]
+
+
+def with_messages(place: Path, name: str, messages: list[str | None], settings: str = "") -> Path:
+    """A copy of the run whose newest rollouts have these messages as their prompts."""
+    run = shutil.copytree(place / "run", place / name)
+    table = pq.read_table(path := run / "rollouts" / "000002.parquet")
+    column = pa.array([messages[i % len(messages)] for i in range(len(table))], pa.string())
+    pq.write_table(table.set_column(table.schema.get_field_index("messages"), "messages", column), path)
+    text = (
+        (run / "config.toml").read_text().replace('system = "You add."', 'system = ""').replace("tools = []", settings)
+    )
+    (run / "config.toml").write_text(text)
+    return run
+
+
+def asked(*system: str) -> list[str]:
+    return [json.dumps([*({"role": "system", "content": s} for s in system), {"role": "user", "content": "Hi"}])]
+
+
+def test_what_a_run_had_and_a_conversation_has_not_is_told(server, place):
+    """Rows may bring their system messages, prompts may be plain text, and an episode has tools."""
+    ask = ("What is 7 + 5?", "--max-tokens", "3", "--json")
+    run = with_messages(place, "shared", asked("You are a pirate."), 'tools = ["calculator"]')
+    said = server.run("chat", run, *ask, cwd=place)
+    assert '"system": "You are a pirate."' in said
+    assert "note: the run was trained in episodes with the tool calculator, which is not there" in said
+    various = with_messages(place, "various", [*asked("You are a pirate."), *asked("You add."), *asked()])
+    said = server.run("chat", various, *ask, cwd=place)
+    assert '"system": ""' in said
+    assert "note: the run's prompts had 3 system messages or more, and none is used here; --system gives one" in said
+    assert "note:" not in server.run("chat", various, *ask, "--system", "You add.", cwd=place)
+    plain = with_messages(place, "plain", [None])
+    assert "note: the run's prompts were plain text" in server.run("chat", plain, *ask, cwd=place)
+    assert "note:" not in server.run("chat", plain, *ask, "--chat-template", "plain", cwd=place)
+    (plain / "rollouts" / "000002.parquet").write_bytes(b"")  # unfinished: the one before it
+    assert "note:" not in server.run("chat", plain, *ask, cwd=place)
 
 
 def test_adapters_are_merged_into_their_model(server, place):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
@@ -72,10 +73,11 @@ def chat(
     assert after is not None
     assert place is not None
     sampling = after.sampling(temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seed)
+    notes = after.prompts.notes(template=_template(after), given=system is not None)
     system = after.system if system is None else system
     names = ("before", "after") if before else ("answer",)
     voices = [each.voice(n, device=place, dtype=dtype, system=system) for n, each in zip(names, chosen, strict=True)]
-    return _talk(voices, sampling, question or questions, json=json)
+    return _talk(voices, sampling, question or questions, json=json, notes=notes)
 
 
 def _speakers(after: Chosen | None, problems: Problems, *, before: bool) -> list[Chosen]:
@@ -116,10 +118,15 @@ def _piped() -> str | None:
     return found
 
 
-def _talk(voices: list[Voice], sampling: Sampling, question: str | None, *, json: bool) -> int:
+def _template(chosen: Chosen) -> str:
+    """The chat template as the command line or the run names it; empty for the model's own."""
+    return chosen.chat_template or (chosen.config.chat_template if chosen.config else "")
+
+
+def _talk(voices: list[Voice], sampling: Sampling, question: str | None, *, json: bool, notes: Sequence[str]) -> int:
     from .talk import Session
 
-    session = Session(voices, sampling)
+    session = Session(voices, sampling, notes=notes)
     if question is None:
         return session.interactive()
     return session.as_json(question) if json else session.once(question)

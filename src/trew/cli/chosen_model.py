@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from ..errors import ConfigError
 from ..types import Sampling
 from ..utils.toml import toml_value
 from .run_folders import refuse_no_policy, refuse_unnamed_run, run_of
+from .run_prompts import RunPrompts, prompts_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -37,11 +38,12 @@ class Chosen:
     chat_template: str = ""
     base: str = ""
     config: Config | None = None
+    prompts: RunPrompts = field(default_factory=RunPrompts)
 
     @property
     def system(self) -> str:
-        """The system message of the run's prompts; empty if there is none."""
-        return _system(self.config) if self.config else ""
+        """The system message of the run's prompts; empty if there is none, or not one for all."""
+        return self.prompts.system or (_system(self.config) if self.config else "")
 
     def sampling(self, *, temperature: float | None, top_p: float | None, max_tokens: int, seed: int) -> Sampling:
         """How answers are drawn: as given, as in the run, or by default."""
@@ -148,7 +150,7 @@ def _of_run(run: Path, *, step: int | None, base: str, chat_template: str, final
     if step is None and (folder / "config.json").is_file() and (final or not has_gone_on(run)):
         # final/ has the tokenizer that the run used, with its template.
         own = Chosen(str(run), str(folder), _loader(str(folder)), chat_template=chat_template)
-        return dataclasses.replace(own, base=config.model, config=config)
+        return dataclasses.replace(own, base=config.model, config=config, prompts=prompts_of(run, config))
 
     def load_stored() -> PreTrainedModel:
         from ..training.exporting import load_checkpoint
@@ -159,8 +161,9 @@ def _of_run(run: Path, *, step: int | None, base: str, chat_template: str, final
 
     which = "newest checkpoint" if step is None else f"step {step}"
     return Chosen(
-        f"{run} ({which})", config.model, load_stored, config.tokenizer, template, base=config.model, config=config
-    )
+        f"{run} ({which})", config.model, load_stored, config.tokenizer, template, base=config.model, config=config,
+        prompts=prompts_of(run, config),
+    )  # fmt: skip
 
 
 def _of_adapters(folder: Path, *, base: str, chat_template: str) -> Chosen:

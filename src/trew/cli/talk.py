@@ -59,8 +59,9 @@ def problem(name: str, value: float) -> str:
 class Session:
     """Questions to one model, or to the model before training and the one after it."""
 
-    def __init__(self, voices: Sequence[Voice], sampling: Sampling) -> None:
-        self.voices, self.sampling = tuple(voices), sampling
+    def __init__(self, voices: Sequence[Voice], sampling: Sampling, *, notes: Sequence[str] = ()) -> None:
+        """``notes``: what is said before the first answer, besides what voices say of themselves."""
+        self.voices, self.sampling, self.notes = tuple(voices), sampling, tuple(notes)
         self.display = Display()
         self.stop = Stoppable()
         self.quits = False
@@ -133,9 +134,9 @@ class Session:
         return f"temperature {s.temperature:g}{cut}, seed {s.seed}, at most {s.max_tokens} tokens"
 
     def _notes(self, file: Any) -> None:
-        for voice in self.voices:
-            if voice.conversation.note:
-                print(f"note: {visible(voice.conversation.note)}", file=file, flush=True)
+        for note in (*self.notes, *(voice.conversation.note for voice in self.voices)):
+            if note:
+                print(f"note: {visible(note)}", file=file, flush=True)
 
     # ---- commands
 

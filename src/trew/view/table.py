@@ -14,6 +14,10 @@ _IDENTITY = ("step", "group", "uid", "sample", "completion", "token_ids", "sampl
 """Columns without which a table is none of a run's. The others may be missing: older versions wrote fewer."""
 
 
+_ALWAYS = ("step", "uid", "sample", "completion")
+"""Those of them that every version has written."""
+
+
 class Unreadable(Exception):
     """A table that is missing, damaged, unfinished, or not one that a run writes."""
 
@@ -34,13 +38,20 @@ def read(folder: Path, kind: str, step: int, names: Sequence[str], *, leaves: Ma
         ):
             there, wanted = {field.name: field.type for field in file.schema_arrow}, _types()
             if any(there.get(name) != wanted[name] for name in _IDENTITY):
-                raise Unreadable(f"{kind}/{step:06d}.parquet: is not a table of rollouts")
+                raise Unreadable(f"{kind}/{step:06d}.parquet: {_what(there)}")
             fit = [name for name in names if name in wanted and there.get(name) == wanted[name]]
             # One thread: several tables are read side by side, and most are small.
             return file.read([(leaves or {}).get(name, name) for name in fit], use_threads=False)
     except (OSError, pa.ArrowException, ValueError) as error:
         why = (str(error) or type(error).__name__).splitlines()[0]
         raise Unreadable(f"{kind}/{step:06d}.parquet: cannot be read ({why})") from None
+
+
+def _what(there: Mapping[str, Any]) -> str:
+    """What a table is that lacks some of ``_IDENTITY``, by the types of its columns."""
+    if all(there.get(name) == _types()[name] for name in _ALWAYS):
+        return "was written by an older version of trew, which kept less than is shown here; trew report reads it"
+    return "is not a table of rollouts"
 
 
 @cache
