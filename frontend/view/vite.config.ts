@@ -35,9 +35,26 @@ function record(): Plugin {
   };
 }
 
+/** Writes the licences of the packages that the page contains, which ask to go along with every copy. */
+function licences(): Plugin {
+  const { dependencies } = JSON.parse(readFileSync(join(HERE, "package.json"), "utf-8")) as {
+    dependencies: Record<string, string>;
+  };
+  const text = Object.entries(dependencies).map(([name, version]) => {
+    const licence = readFileSync(join(HERE, "node_modules", name, "LICENSE"), "utf-8").trim();
+    return `${name} ${version}\n\n${licence}\n`;
+  });
+  return {
+    name: "licences",
+    generateBundle() {
+      this.emitFile({ type: "asset", fileName: "THIRD_PARTY_LICENSES.txt", source: text.join("\n\n") });
+    },
+  };
+}
+
 export default defineConfig({
   base: "./",
-  plugins: [record()],
+  plugins: [licences(), record()],
   build: {
     outDir: join(HERE, "../../src/trew/view/page"),
     emptyOutDir: true,

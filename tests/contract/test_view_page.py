@@ -42,6 +42,14 @@ def test_the_page_is_small() -> None:
     assert sum(len(gzip.compress(p.read_bytes())) for p in PAGE.iterdir()) < 200_000
 
 
+def test_the_licences_of_what_the_page_contains_go_along() -> None:
+    text = (PAGE / "THIRD_PARTY_LICENSES.txt").read_text()
+    for name, version in json.loads((SOURCES / "package.json").read_text())["dependencies"].items():
+        licence = text.partition(f"{name} {version}\n")[2]
+        assert "Permission is hereby granted" in licence
+        assert "Copyright" in licence
+
+
 def test_html_has_no_script_or_style_of_its_own() -> None:
     html = (PAGE / "index.html").read_text()
     assert re.findall(r"<script[^>]*>", html) == ['<script type="module" crossorigin src="./app.js">']

@@ -138,13 +138,20 @@ def test_a_server_that_was_started_again_is_not_asked_for_completions_before_it_
     """It would answer with those of the model's files."""
     there, keeper = served
     engine = there.engine()
-    keeper.kept[0].fresh = True
+    keeper.kept[0].fresh, keeper.kept[0].lives = True, 2
     before = there.fakes[0].tokens
     made(engine)
     assert there.fakes[0].tokens == before
     assert any("was started again, and has got no weights since" in line for line in there.told)
     there.publish(engine, 0)
     assert not keeper.kept[0].fresh
+
+
+def test_a_server_that_no_run_has_used_says_so(served):
+    there, keeper = served
+    keeper.kept[0].fresh, keeper.kept[0].lives = True, 1
+    with pytest.raises(ServerGone, match="server 0 has got no weights from a run yet"):
+        call(there.endpoints[0], "POST", "/inference/v1/generate", what="asking", timeout_s=10, body={})
 
 
 def test_a_run_waits_for_a_server_that_trew_serve_starts_again(served):

@@ -19,14 +19,15 @@ PROVEN_S = 600.0
 
 @dataclass(eq=False, slots=True)
 class Kept:
-    """A server that is kept up. ``life`` names the time since its last start, unlike any other; ``fresh``: no run has
-    given it weights in this life."""
+    """A server that is kept up. ``life`` names the time since its last start, unlike any other, the ``lives``-th;
+    ``fresh``: no run has given it weights in this life."""
 
     number: int
     life: str = ""
     state: Literal["starting", "up", "lost"] = "starting"
     why: str = "it is being started"  # it is not up
     fresh: bool = True
+    lives: int = 0
     asked: threading.Event = field(default_factory=threading.Event)  # to start it again
     tries: int = 0
     since: float = 0.0
@@ -78,6 +79,7 @@ class Keeper:
     def _is_up(self, kept: Kept) -> None:
         # The state comes last: other threads take the rest for granted once it says up.
         kept.life, kept.since, kept.fresh = secrets.token_hex(8), time.monotonic(), True
+        kept.lives += 1
         kept.why, kept.state = "", "up"
 
     def _keep(self, kept: Kept) -> None:
