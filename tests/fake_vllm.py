@@ -318,7 +318,8 @@ class FakeVllm:
                 time.sleep(0.005)
             time.sleep(self.faults.slow)
             with self.lock:
-                self._token(prompt, running, sampling)
+                if not self.paused:  # pause() may have come since, and an update after it
+                    self._token(prompt, running, sampling)
         answer = {"choices": [row.choice(i) for i, row in enumerate(rows)], "prompt_logprobs": scored}
         if self.faults.bad_answers and scored is None:
             self.faults.bad_answers -= 1
