@@ -52,8 +52,8 @@ HELP: dict[str, str] = {
     "monitor/<name>": "a sign of reward hacking",
     "epoch": "passes over the rows of demonstrations so far",
     "accuracy": "share of the step's judged completions that are correct",
-    "entropy": "mean entropy of the policy per sampled token, in nats, at temperature 1; of completions that servers sampled, "
-    "at rollout.temperature, unless the objective reads entropies",
+    "entropy": "mean entropy of the policy per sampled token, in nats, at temperature 1; where servers sample, at "
+    "rollout.temperature, unless the objective reads entropies",
     "kl": "mean KL estimate per token in nats: to the reference model, or to the policy before the step",
     "kl_old": "the KL estimate to the policy before the step's first update; of older completions without a "
     "correction, to the one that sampled them",
