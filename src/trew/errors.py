@@ -207,6 +207,16 @@ def path_problem(error: OSError) -> str:
     return f"{error.filename!r}: cannot be used: {error.strerror}" if known else ""
 
 
+def output_problem(error: OSError) -> str:
+    """The message for standard output that cannot be written.
+
+    >>> output_problem(OSError(errno.ENOSPC, "No space left on device"))
+    'standard output: cannot be written: No space left on device; free some space, or send it to another place'
+    """
+    todo = "free some space, or send it" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "send it"
+    return f"standard output: cannot be written: {error.strerror or error}; {todo} to another place"
+
+
 @contextmanager
 def output_file(path: Any) -> Iterator[None]:
     """Turns an OSError inside into a message about a file that the user asked for: a ConfigError if the path is at

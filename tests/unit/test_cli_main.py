@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -34,14 +33,6 @@ def test_help_names_every_command():
     out = subprocess.run([sys.executable, "-m", "trew", "--help"], capture_output=True, text=True, check=True).stdout
     for name in COMMANDS:
         assert f"  {name} " in out
-
-
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_what_an_encoding_has_not_is_printed_as_question_marks(encoding):
-    command = [sys.executable, "-m", "trew", "explain", "--list"]
-    done = subprocess.run(command, capture_output=True, env={**os.environ, "PYTHONIOENCODING": encoding}, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert b"?" in done.stdout
 
 
 @pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])

@@ -166,6 +166,20 @@ def test_little_disk_and_little_memory_are_noted(monkeypatch, tmp_path):
     assert "about 3 GiB" in by_name(d._memory())["memory"].todo
 
 
+def test_a_cache_below_what_is_no_folder_is_broken(monkeypatch, tmp_path):
+    monkeypatch.setenv("TREW_CACHE", "/dev/null/x")
+    found = by_name(d._disk())["disk of cache"]
+    assert (found.mark, found.says) == ("bad", "/dev/null is no folder")
+    assert found.todo == "set TREW_CACHE to a writable folder"
+
+
+def test_a_zip_is_no_installation(monkeypatch, tmp_path):
+    monkeypatch.setattr(d, "__file__", str(tmp_path / "t.zip" / "trew" / "cli" / "doctor.py"))
+    [found] = [each for each in d._packages() if each.what == "trew"]
+    assert (found.mark, found.todo) == ("bad", d.install_trew())
+    assert found.says == f"is imported from {tmp_path / 't.zip'}, which is no folder: trew cannot run from a zip"
+
+
 def test_importing_the_commands_is_light():
     code = (
         "import sys; import trew.cli.doctor, trew.cli.report, trew.cli.eval; "

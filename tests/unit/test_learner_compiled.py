@@ -252,6 +252,18 @@ def test_without_a_compiler_it_is_refused(device, says, monkeypatch):
     assert not machine.machine_problems(Config(model="m"), device)
 
 
+@pytest.mark.parametrize("name", ["TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE"])
+def test_where_torch_is_told_to_compile_nothing_it_is_refused(name, monkeypatch):
+    """torch runs the layers as they are then, and says nothing."""
+    monkeypatch.setenv(name, "1")
+    (problem,) = machine.machine_problems(Config(model="m", learner=LearnerConfig(compile=True)), "cpu")
+    assert problem == (
+        f"learner.compile: got true, which {name}=1 in the environment switches off; unset {name}; or set "
+        "learner.compile to false"
+    )
+    assert not machine.machine_problems(Config(model="m"), "cpu")
+
+
 def test_on_a_gpu_it_needs_triton(monkeypatch):
     monkeypatch.setattr(machine.importlib.util, "find_spec", lambda name: None)
     assert "needs the package triton" in str(machine.compile_problem("cuda:1"))

@@ -19,7 +19,7 @@ from typing import Annotated, Literal
 import tyro
 
 from ..errors import ConfigError, TrewError
-from ..utils.installing import install_extra, install_packages, requirements
+from ..utils.installing import install_extra, install_packages, install_trew, requirements
 from ..utils.memory import free_bytes
 
 GIB = 2**30
@@ -174,7 +174,11 @@ def _python() -> Iterator[Finding]:
 
 def _packages() -> Iterator[Finding]:
     """Checks trew's required packages against the minimum versions in its metadata."""
-    yield Finding("ok", "trew", importlib.metadata.version("trew"))
+    if not os.path.isfile(__file__):
+        says = f"is imported from {Path(__file__).parents[2]}, which is no folder: trew cannot run from a zip"
+        yield Finding("bad", "trew", says, install_trew())
+    else:
+        yield Finding("ok", "trew", importlib.metadata.version("trew"))
     for name, floor in _requirements()[""]:
         have = _version(name)
         if have is None:
@@ -390,12 +394,19 @@ def _ask(address: str) -> str:
 
 def _disk() -> Iterator[Finding]:
     from ..models.default import cache_folder
+    from .main import temporary_problem
 
+    if problem := temporary_problem():
+        what, _, rest = problem.partition(": ")
+        says, _, todo = rest.rpartition("; ")
+        yield Finding("bad", what, says, todo)
     for what, folder in (("disk here", Path.cwd()), ("disk of cache", cache_folder())):
         # Of the nearest folder that exists: the cache may not have been made yet.
         there = next(p for p in (folder, *folder.absolute().parents) if p.exists())
         free = shutil.disk_usage(there).free
-        if not os.access(there, os.W_OK):
+        if not there.is_dir():
+            yield Finding("bad", what, f"{there} is no folder", "set TREW_CACHE to a writable folder")
+        elif not os.access(there, os.W_OK):
             if what == "disk of cache":
                 yield Finding("bad", what, f"{there} is not writable", "set TREW_CACHE to a writable folder")
             else:

@@ -54,6 +54,7 @@ def env(
     from ..env.hosts import Hosts
     from ..env.load import Spec
     from ..errors import ConfigError
+    from .main import temporary_problem
 
     if not name:
         _list()
@@ -63,6 +64,8 @@ def env(
             raise ConfigError(f"{option}: got {value}, accepts a whole number of at least 1")
     if play and check:
         raise ConfigError("--play and --check: got both, accepts one of them")
+    if problem := temporary_problem():  # its processes would end with a traceback
+        raise ConfigError(problem)
     args: dict[str, Any] = {}
     apply_overrides(args, set)
     # --check plays many episodes at once, on all cores (size 0); by hand it is one.

@@ -127,7 +127,7 @@ def eval(
         )
     from ..utils.console import Display
 
-    display = Display()
+    display = Display(result=json is None and completions is None)
     # Everything is checked before weights are loaded; output files too, since hours lie between.
     ready = prepare(config, trained=trained, files=(json, completions), bar=display.bar)
     result = measure(ready, display)

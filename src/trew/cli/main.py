@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import io
 import os
 import sys
 from collections.abc import Callable, Sequence
 
-from ..errors import TrewError, nearest, path_problem
+from ..errors import TrewError, nearest, output_problem, path_problem
 from ..utils import posix
 from ..utils.secrets import redact
 from ..utils.signals import Interrupts, leave
@@ -60,29 +61,42 @@ COMMANDS: dict[str, tuple[str, str | tuple[str, ...], str]] = {
     "doctor": ("doctor", "doctor", "what this machine can do, and what is missing"),
 }
 
+# Commands whose results are in a folder: without what they print, nothing is lost.
+IN_FOLDER = frozenset({"demo", "train", "sft", "train-reward", "iterate"})
+
+# Commands that import torch, which needs a temporary folder, or need one themselves; env says itself when it does.
+TEMPORARY = IN_FOLDER | {"plan", "eval", "chat", "study", "rewards", "export", "serve", "cluster", "schema"}
+
+# 128 + SIGPIPE, as of a program that the signal has ended.
+_BROKEN_PIPE = 141
+
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The entry point of the ``trew`` command; always ends with SystemExit."""
     args = list(sys.argv[1:] if argv is None else argv)
     _open_closed()
-    # Names of files and texts of models may have characters that a terminal's encoding has not.
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="replace")
+    _prepare_streams()
     if lacking := posix.problem():
         tell(lacking)
         sys.exit(2)
+    code: int | str | None
     try:
         # Before the command's module is imported, which may take seconds.
         with Interrupts() as interrupts, interrupts.anywhere():
             code = run(args)
+    except SystemExit as ended:  # the parser's, which has said what there is to say
+        code = ended.code
     except TrewError as error:
         tell(error)
         code = error.exit_code
     except OSError as error:  # BrokenPipeError has no path
         if isinstance(error, BrokenPipeError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discards what is still buffered
-            # 128 + SIGPIPE, as of a program that the signal has ended.
-            code = 141
+            _discard_output()
+            code = _BROKEN_PIPE
+        elif _is_of_output(error):
+            _discard_output()
+            tell(output_problem(error))
+            code = 1
         elif said := path_problem(error):
             tell(said)
             code = 2
@@ -94,7 +108,48 @@ def main(argv: Sequence[str] | None = None) -> None:
         code = getattr(error, "exit_code", 130)
         if argv is None:  # without waiting for threads that are still at work; children end with their parent
             leave(code)
-    sys.exit(code)
+    sys.exit(_with_all_written(args, code))
+
+
+def _with_all_written(args: list[str], code: int | str | None) -> int | str | None:
+    """Writes what standard output has buffered; returns the exit code, which is none of success where a part of the
+    output is lost."""
+    lost = ""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        _discard_output()
+        if isinstance(error, BrokenPipeError):
+            return code or _BROKEN_PIPE
+        lost = output_problem(error)
+    # Only of a command that has used it: importing it takes a while.
+    if (console := sys.modules.get("trew.utils.console")) is not None:
+        lost = console.take_lost() or lost
+    asked = {arg.replace("_", "-") for arg in args[1:]} & {"--dry-run", "--help", "-h"}
+    in_folder = args[:1] and args[0] in IN_FOLDER and not asked
+    if code or not lost or in_folder:
+        return code
+    tell(lost)
+    return 1
+
+
+def _is_of_output(error: OSError) -> bool:
+    """Whether an error of a disk is of standard output's: those of writing name no file."""
+    if error.filename or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
+        return False
+    try:
+        sys.stdout.flush()
+        # What is larger than the buffer was never in it.
+        os.write(sys.stdout.fileno(), b"\n")
+    except OSError as again:
+        return again.errno == error.errno
+    return False
+
+
+def _discard_output() -> None:
+    """Discards what standard output has buffered, and all that comes: it would fail again at exit."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _open_closed() -> None:
@@ -108,6 +163,19 @@ def _open_closed() -> None:
         os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, "r" if number == 0 else "w", encoding="utf-8", closefd=False))  # noqa: SIM115
+
+
+def _prepare_streams() -> None:
+    """Makes standard output and error fit for any text, and for a disk that becomes full."""
+    out = sys.stdout
+    if isinstance(getattr(out, "buffer", None), io.RawIOBase):
+        # With PYTHONUNBUFFERED, Python takes a write that was cut short, as by a full disk, for a whole one.
+        sys.stdout = io.TextIOWrapper(io.BufferedWriter(out.buffer), out.encoding, out.errors, line_buffering=True)
+    # Names of files and texts of models may have characters that a terminal's encoding has not. surrogateescape is what
+    # Python sets in the locale C.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+            stream.reconfigure(errors="replace")
 
 
 def tell(message: object) -> None:
@@ -165,9 +233,39 @@ def run(args: list[str]) -> int:
             return 2
         # Commands have hyphens, functions underscores.
         prog, target, rest = f"{prog} {rest[0]}", rest[0].replace("-", "_"), rest[1:]
+    if not {"-h", "--help"} & {*rest} and (problem := _problem_here(name)):
+        tell(problem)
+        return 2
     # Only now: each command imports what it needs, so that trew --help imports none.
     function = getattr(importlib.import_module(f".{module}", __package__), target)
     return call(function, rest, prog=prog)
+
+
+def _problem_here(command: str) -> str:
+    """Says why a command cannot run in this place, where what it imports would fail without saying why; empty if
+    nothing is known to be in its way."""
+    if sys.flags.optimize >= 2:
+        return (
+            "Python leaves out docstrings (PYTHONOPTIMIZE is 2 or more, or -OO), which trew and what it imports read; "
+            "unset PYTHONOPTIMIZE, or set it to 1"
+        )
+    try:
+        os.getcwd()
+    except OSError:
+        return "the current folder no longer exists; cd into another one"
+    return temporary_problem() if command in TEMPORARY else ""
+
+
+def temporary_problem() -> str:
+    """Says that there is no folder for temporary files, with what to do; empty if there is one."""
+    import tempfile
+
+    try:
+        tempfile.gettempdir()
+    except OSError as error:
+        found = error.strerror or str(error)
+        return f"temporary folder: {found[:1].lower()}{found[1:]}; set TMPDIR to a folder that can be written to"
+    return ""
 
 
 def call(function: Callable[..., int | None], args: list[str], *, prog: str) -> int:

@@ -86,5 +86,6 @@ def _system(messages: Sequence[Any]) -> str:
     'Be brief.'
     """
     first = messages[0] if messages else None
-    is_system = isinstance(first, dict) and first.get("role") == "system"
-    return str(first.get("content", "")) if is_system else ""
+    if not isinstance(first, dict) or first.get("role") != "system":
+        return ""
+    return str(first.get("content", ""))

@@ -20,7 +20,7 @@ def machine_problems(config: Config, device: str) -> list[str]:
             f"is {device}; set it to 'adamw', or 'adamw-8bit' if memory is short"
         )
     if config.learner.compile and (missing := compile_problem(device)):
-        found.append(f"learner.compile: got true, {missing}; or set it to false")
+        found.append(f"learner.compile: got true, {missing}; or set learner.compile to false")
     return found + (_liger_problems(config, device) if config.learner.liger else [])
 
 
@@ -52,6 +52,10 @@ def _package_problems(config: Config, device: str) -> list[str]:
 
 def compile_problem(device: str) -> str | None:
     """Says what torch.compile lacks on a device, with what to do; None if it can run."""
+    # torch runs everything as it is then, without a word.
+    for name in ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE"):
+        if os.environ.get(name) == "1":
+            return f"which {name}=1 in the environment switches off; unset {name}"
     if device == "mps":
         return "which is not supported on mps; use device = 'cpu' or a CUDA GPU"
     if device.startswith("cuda"):

@@ -137,8 +137,8 @@ def _kl_of_sampler(objective: Objective) -> Objective:
     behaviour = "rollout" if by_mu and kl.estimator == "k3-corrected" else "old"
     if kl.behaviour == behaviour or kl not in objective.divergence:
         return objective
-    terms = (dataclasses.replace(t, behaviour=behaviour) if t == kl else t for t in objective.divergence)
-    return objective.replace(divergence=tuple(terms))
+    own = dataclasses.replace(kl, behaviour=behaviour)
+    return objective.replace(divergence=tuple(own if term == kl else term for term in objective.divergence))
 
 
 def _distill(objective: Objective, options: Options) -> Objective:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from ..errors import StorageError, output_problem
 from ..types import ScoredGroup
 from .metric_rows import is_evaluation
 from .secrets import redact
@@ -61,11 +64,12 @@ def columns_of(row: Mapping[str, Any]) -> Mapping[str, tuple[str, str]]:
 class Display:
     """Prints a run to a terminal, or as plain lines if there is none.
 
-    ``listeners`` are called with every row of metrics, after it was written to the run folder and shown.
+    ``listeners`` are called with every row of metrics, after it was written to the run folder and shown. ``result``:
+    what it prints is what a command is for, so that a StorageError ends it where standard output cannot be written.
     """
 
-    def __init__(self, console: Console | None = None):
-        self.console = console or Console(highlight=False, file=cast(IO[str], _Steady(sys.stdout)))
+    def __init__(self, console: Console | None = None, *, result: bool = False):
+        self.console = console or Console(highlight=False, file=cast(IO[str], _Steady(sys.stdout, result=result)))
         if console is None and not self.console.is_terminal:
             self.console.width = 160  # piped output has no width to respect; tables stay on one line
         self.rows = 0
@@ -216,11 +220,23 @@ class Display:
             self.console.print(f"  {escape(name):<{width}}  {escape(path)}", soft_wrap=True)
 
 
-class _Steady:
-    """Standard output that may disappear (a closed terminal, a reader that ended): the run continues without it."""
+_lost: list[str] = []
 
-    def __init__(self, stream: TextIO):
-        self._stream = stream
+
+def take_lost() -> str:
+    """Why standard output did not get all that displays of this process printed, since this was last asked; empty if it
+    did, or has a reader or terminal that is gone."""
+    said = _lost[0] if _lost else ""
+    _lost.clear()
+    return said
+
+
+class _Steady:
+    """Standard output that may disappear (a closed terminal, a reader that ended): the run continues without it. So it
+    does where the disk behind it is full, which :func:`take_lost` tells, unless the output is its ``result``."""
+
+    def __init__(self, stream: TextIO, *, result: bool = False):
+        self._stream, self._result = stream, result
 
     def write(self, text: str) -> int:
         try:
@@ -229,21 +245,30 @@ class _Steady:
             except UnicodeEncodeError:  # an encoding that has not every character; a run must not end for that
                 own = self._stream.encoding
                 return self._stream.write(text.encode(own, "replace").decode(own))
-        except OSError:
-            self._leave()
+        except OSError as error:
+            self._leave(error)
             return len(text)
 
     # rich flushes after every line, so a stream that is gone may show here first.
     def flush(self) -> None:
         try:
             self._stream.flush()
-        except OSError:
-            self._leave()
+        except OSError as error:
+            self._leave(error)
 
-    def _leave(self) -> None:
+    def _leave(self, error: OSError) -> None:
+        is_file = False
         with contextlib.suppress(OSError, ValueError):  # what is still buffered must not raise at exit either
+            number = self._stream.fileno()
+            is_file = stat.S_ISREG(os.fstat(number).st_mode)
             # In place of the descriptor, for every stream object that writes to it, Python's own at exit included.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+        # EIO is what a closed terminal gives, but of a file it is a disk that fails.
+        if error.errno == errno.EPIPE or (error.errno == errno.EIO and not is_file):
+            return
+        if self._result:
+            raise StorageError(output_problem(error)) from None
+        _lost[:] = [output_problem(error)]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

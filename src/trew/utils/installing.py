@@ -6,6 +6,7 @@ with a wheel, without an activated environment, and whether or not a package ind
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import re
@@ -64,7 +65,10 @@ def requirements() -> dict[str, list[str]]:
 
 
 def _shown(python: str | Path) -> str:
-    """The path of ``python``, relative where it is below the current folder."""
-    path = os.path.abspath(python) if python else "python"  # not resolved: a venv's python is a link
-    here = os.getcwd() + os.sep
-    return shlex.quote(path.removeprefix(here))
+    """The path of ``python``, relative where it is below the current folder, if that still exists."""
+    path = str(python) or "python"
+    if python:
+        with contextlib.suppress(OSError):
+            # Not resolved: a venv's python is a link.
+            path = os.path.abspath(python).removeprefix(os.getcwd() + os.sep)
+    return shlex.quote(path)

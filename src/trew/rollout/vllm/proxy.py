@@ -75,9 +75,10 @@ class Proxy:
             await answer(send, 502, kept.why)
         elif path == GENERATE and kept.fresh:
             # Its weights are those of the model's files: whoever asks it now believes that it has others.
-            again = kept.lives > 1
-            what = "was started again, and has got no weights since" if again else "has got no weights from a run yet"
-            await answer(send, 502, f"server {number} {what}")
+            why = f"server {number} has got no weights from a run yet"
+            if kept.lives > 1:
+                why = f"server {number} was started again, and has got no weights since"
+            await answer(send, 502, why)
         else:
             await self._pass_on(number, scope, _Upload(receive, self.most_bytes), send)
 
