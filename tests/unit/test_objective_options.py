@@ -77,7 +77,7 @@ def test_another_correction_does_not_inherit_bounds():
 
 
 def test_a_corrected_kl_divides_by_the_policy_that_sampled():
-    """With a correction, old_logprobs of stale rollouts are those of the current weights: r = pi / pi_old would be 1."""
+    """With a correction, old_logprobs of stale rollouts are of the current weights: r = pi / pi_old would be 1."""
     assert trew.preset("aipo", beta=0.1, kl="k3-corrected").reference.behaviour == "rollout"
     own = trew.preset("grpo", beta=0.1, kl="k3-corrected")
     assert own.reference.behaviour == "old"

@@ -90,8 +90,8 @@ class KL(Divergence):
       "reward"  R_i - beta sum_t kl_t before the baseline, under the policy that sampled, not differentiated;
       "to-go"   A_t - beta sum_(s >= t) kl_s after baseline and scale: a token accounts for itself and all later ones.
     ``k3-corrected`` is r k3 with r = pi / pi_behaviour differentiated: derivative r d, the gradient of KL(pi || pi_ref)
-    also off-policy (DeepSeek-V3.2, arXiv 2512.02556). ``behaviour`` is the policy that sampled, "old" or "rollout"; with
-    a correction for the sampler it must be "rollout": ``old_logprobs`` then are those of the weights before the step.
+    also off-policy (DeepSeek-V3.2, arXiv 2512.02556). ``behaviour`` is the policy that sampled, "old" or "rollout"; it
+    must be "rollout" beside a correction for the sampler: ``old_logprobs`` then are of the weights before the step.
     """
 
     beta: float = 0.0

@@ -130,8 +130,8 @@ def _kl(objective: Objective, options: Options) -> Objective:
 
 
 def _kl_of_sampler(objective: Objective) -> Objective:
-    """``k3-corrected`` divides by the policy that sampled: pi_old where the ratio accounts for it, mu where the ratio is
-    measured against mu, and where a correction is, since pi_old then are the weights before the step."""
+    """Has ``k3-corrected`` divide by the policy that sampled: pi_old, but mu where the ratio is measured against mu, or
+    a correction is set, since pi_old then is the policy before the step."""
     kl = objective.reference
     by_mu = objective.ratio.anchor == "rollout" or any(c.mismatch for c in objective.correction)
     behaviour = "rollout" if by_mu and kl.estimator == "k3-corrected" else "old"

@@ -190,8 +190,11 @@ def _start(
     """Loads the model, assembles the run and restores the newest checkpoint of a resumed one; registers with ``ending``
     what must be closed however the run ends."""
     config = plan.config
-    outside = Trackers(config.track.to, folder=folder.folder, config=to_table(config), warn=display.warn)
-    ending.callback(outside.close)
+    outside = Trackers(
+        config.track.to, folder=folder.folder, config=to_table(config), warn=display.warn, tell=display.line
+    )
+    # They show how the run has ended.
+    ending.push(lambda _kind, error, _trace: outside.close(error))
     ending.callback(plan.rewards.close)
     # Nothing is sampled for a step on rows of data: it is an update, which is always done to its end.
     grace = 0.0 if config.demonstrates else config.stop.grace_s
@@ -211,6 +214,7 @@ def _start(
         # Only now: a refused resume must leave the run's settings as they were.
         free = unrecorded(config.learner.schedule, ahead=config.rollout.stale_steps + config.cluster.staleness)
         folder.go_on_with(dumps(config), program.state.step, free=free, accepted=accepted)
+        outside.catch_up(folder.rows())  # up to the checkpoint, since the folder was rewound
         program.memory.begin()
     for note in plan.notes:
         folder.event(f"note: {note}", once=True)
