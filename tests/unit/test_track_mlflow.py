@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from trew.runs.trackers import Trackers, _Names
+from trew.runs.trackers import Trackers
+from trew.runs.tracking.mlflow import Names
 from trew.utils.signals import Interrupted
 
 
@@ -229,7 +230,7 @@ def test_a_run_of_the_same_path_on_another_host_goes_on(tmp_path, store):
     ],
 )
 def test_names_are_made_such_that_mlflow_accepts_them(name, accepted):
-    assert _Names().of({name: 1}) == {accepted: 1}
+    assert Names().of({name: 1}) == {accepted: 1}
 
 
 def test_names_that_become_equal_stay_apart_from_row_to_row(tmp_path, store):

@@ -119,10 +119,10 @@ LOGIN = "machine {} login user password canary\n"
 @pytest.mark.parametrize(
     ("host", "server", "mode"),
     [
-        ("api.wandb.ai", "", "online"),
-        ("api.forge.coreweave.com", "", "online"),
-        ("wandb.corp.example", "https://wandb.corp.example", "online"),
-        ("localhost:8080", "http://localhost:8080", "online"),
+        ("api.wandb.ai", "", None),
+        ("api.forge.coreweave.com", "", None),
+        ("wandb.corp.example", "https://wandb.corp.example", None),
+        ("localhost:8080", "http://localhost:8080", None),
         ("api.wandb.ai", "https://wandb.corp.example", "offline"),  # wandb would ask for the key of that server
     ],
 )
@@ -140,12 +140,10 @@ def test_a_login_in_a_file_that_NETRC_names_counts(tmp_path, fake, no_key, monke
     monkeypatch.setenv("NETRC", str(tmp_path / "logins"))
     seen = wandb_module(fake)
     Trackers(["wandb"], folder=tmp_path, config={})
-    assert seen["mode"] == "online"
+    assert seen["mode"] is None
 
 
-@pytest.mark.parametrize(
-    ("key", "login", "mode"), [(None, "k", "online"), ("k", None, "online"), (None, None, "offline")]
-)
+@pytest.mark.parametrize(("key", "login", "mode"), [(None, "k", None), ("k", None, None), (None, None, "offline")])
 def test_wandb_itself_is_asked_for_a_login(tmp_path, fake, no_key, key, login, mode):
     """Its server may be named in its own settings, and a login may be of this process alone."""
     (no_key / ".netrc").write_text(LOGIN.format("api.wandb.ai"))  # of another server than the one of its settings
@@ -163,7 +161,7 @@ def test_an_older_wandb_names_its_server_and_netrc_is_read_here(tmp_path, fake, 
     settings = types.SimpleNamespace(base_url="https://wandb.corp.example", api_key=None)
     seen = wandb_module(fake, setup=lambda: types.SimpleNamespace(settings=settings))
     Trackers(["wandb"], folder=tmp_path, config={})
-    assert seen["mode"] == "online"
+    assert seen["mode"] is None
 
 
 @pytest.mark.parametrize(("version", "apart"), [("0.19.10", True), ("0.31.0", True), ("1.0", True), ("0.19.9", False)])
@@ -212,7 +210,7 @@ def test_wandb_with_a_key_is_online_and_never_sends_it(tmp_path, fake, monkeypat
     monkeypatch.delenv("WANDB_MODE", raising=False)
     monkeypatch.setenv("WANDB_API_KEY", "wb-canary-1f9a7")
     Trackers(["wandb"], folder=tmp_path / "r", config={"note": "key wb-canary-1f9a7"})
-    assert seen["mode"] == "online"
+    assert seen["mode"] is None
     assert seen["config"] == {"note": "key [redacted]"}
 
 

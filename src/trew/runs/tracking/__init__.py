@@ -1,0 +1,1 @@
+"""One module for each external tracker, behind the protocol of ``tracker``."""
