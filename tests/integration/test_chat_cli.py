@@ -121,7 +121,7 @@ def test_what_a_run_had_and_a_conversation_has_not_is_told(server, place):
     various = with_messages(place, "various", [*asked("You are a pirate."), *asked("You add."), *asked()])
     said = server.run("chat", various, *ask, cwd=place)
     assert '"system": ""' in said
-    assert "note: the run's prompts had 3 system messages or more, and none is used here; --system gives one" in said
+    assert "note: the run's prompts had at least 3 system messages, and none is used here; --system gives one" in said
     assert "note:" not in server.run("chat", various, *ask, "--system", "You add.", cwd=place)
     plain = with_messages(place, "plain", [None])
     assert "note: the run's prompts were plain text" in server.run("chat", plain, *ask, cwd=place)

@@ -40,7 +40,7 @@ class RunPrompts:
             )
         if len(self.systems) > 1 and not given:
             found.append(
-                f"the run's prompts had {len(self.systems)} system messages or more, and none is used here; --system "
+                f"the run's prompts had at least {len(self.systems)} system messages, and none is used here; --system "
                 "gives one"
             )
         if self.episodes:
