@@ -73,7 +73,7 @@ def chat(
     assert after is not None
     assert place is not None
     sampling = after.sampling(temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seed)
-    notes = after.prompts.notes(template=_template(after), given=system is not None)
+    notes = after.prompts.notes(template=_template(after), has_system=system is not None or bool(after.system))
     system = after.system if system is None else system
     names = ("before", "after") if before else ("answer",)
     voices = [each.voice(n, device=place, dtype=dtype, system=system) for n, each in zip(names, chosen, strict=True)]

@@ -29,16 +29,16 @@ class RunPrompts:
         """The system message that all of them have; empty where they differ or have none."""
         return next(iter(self.systems)) if len(self.systems) == 1 else ""
 
-    def notes(self, *, template: str, given: bool) -> list[str]:
-        """What a conversation does otherwise than the run. ``template`` is the chat template's name; with ``given`` the
-        user has chosen the system message."""
+    def notes(self, *, template: str, has_system: bool) -> list[str]:
+        """What a conversation does otherwise than the run. ``template`` is the chat template's name; ``has_system``: its
+        system message was chosen, or is the recipe's."""
         found = []
         if self.plain and template != "plain":
             found.append(
                 "the run's prompts were plain text; here questions go through the chat template, which the model was "
                 "not trained with (--chat-template plain leaves it out)"
             )
-        if len(self.systems) > 1 and not given:
+        if len(self.systems) > 1 and not has_system:
             found.append(
                 f"the run's prompts had at least {len(self.systems)} system messages, and none is used here; --system "
                 "gives one"
