@@ -30,8 +30,8 @@ class RunPrompts:
         return next(iter(self.systems)) if len(self.systems) == 1 else ""
 
     def notes(self, *, template: str, has_system: bool) -> list[str]:
-        """What a conversation does otherwise than the run. ``template`` is the chat template's name; ``has_system``: its
-        system message was chosen, or is the recipe's."""
+        """What a conversation does otherwise than the run. ``template`` is the chat template's name;
+        with ``has_system`` it has a system message, chosen or the recipe's."""
         found = []
         if self.plain and template != "plain":
             found.append(

@@ -8,7 +8,6 @@ import netrc
 import os
 import shlex
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -87,7 +86,8 @@ def _has_key(wandb: Any) -> bool:
     url = urlsplit(server or "https://api.wandb.ai")
     hosts = {url.netloc, url.hostname}
     hosts |= _WANDB_HOSTS if hosts & _WANDB_HOSTS else set()
-    path = os.environ.get("NETRC") or next((p for p in ("~/.netrc", "~/_netrc") if Path(p).expanduser().exists()), "")
+    usual = (os.path.expanduser(name) for name in ("~/.netrc", "~/_netrc"))
+    path = os.environ.get("NETRC") or next(filter(os.path.exists, usual), "")
     try:
         # By its path: of its own accord Python refuses a file that others may read, which wandb does not.
         logins = netrc.netrc(os.path.expanduser(path)) if path else None
