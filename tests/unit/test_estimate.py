@@ -245,17 +245,19 @@ def test_a_replay_takes_no_time_for_generating(tmp_path):
 PASSES = [
     ("grpo", {}, 0), ("grpo", {"inner_updates": 2}, 1), ("otb", {}, 1), ("otb", {"minibatch_prompts": 2}, 1),
     ("kl-cov", {}, 1), ("kl-cov", {"minibatch_prompts": 2, "inner_updates": 3}, 4), ("m2po", {"inner_updates": 2}, 3),
-    ("rloo", {}, 1), ("reinforce-pp", {}, 1),
+    ("rloo", {}, 1), ("reinforce-pp", {}, 1), ("otb in to-go", {}, 2),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "learner", "passes"), PASSES, ids=lambda x: str(x))
 def test_passes_for_log_probs_alone_are_as_many_as_a_run_makes(name, learner, passes, tmp_path, monkeypatch):
     folder = saved(tmp_path)
+    name, _, place = name.partition(" in ")
+    options = {"beta": 0.05, "kl": "k1", "kl_place": place} if place else {}
     (tmp_path / "reward.py").write_text(recipe_help.ODD)
     text = recipe_help.recipe(
         folder, reward=f"{tmp_path}/reward.py:odd", out=str(tmp_path / "run"), steps=1, kernels="plain",
-        chat_template="plain", objective={"preset": name}, learner={"lr": 1e-2, **learner},
+        chat_template="plain", objective={"preset": name, **options}, learner={"lr": 1e-2, **learner},
     )  # fmt: skip
     c, read, comparing = parse(tomllib.loads(text)), [0], []
 
@@ -282,7 +284,7 @@ def test_passes_for_log_probs_alone_are_as_many_as_a_run_makes(name, learner, pa
     trew.train(c, display=Silent())
     sampled = pq.read_table(tmp_path / "run" / "rollouts" / "000001.parquet")["token_ids"].to_pylist()
     assert read[0] == passes * sum(map(len, sampled))
-    assert times.policy_passes(c, preset(name)) == passes
+    assert times.policy_passes(c, preset(name, **options)) == passes
 
 
 def test_what_sees_a_whole_step_computes_its_log_probs_before(tmp_path):
