@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import io
 import os
 import resource
@@ -147,6 +148,28 @@ def test_what_is_cut_short_is_no_success(unbuffered, tmp_path):
         )  # fmt: skip
     assert done.returncode == 1
     assert done.stderr == "trew: standard output: cannot be written: File too large; send it to another place\n"
+
+
+def test_a_stream_of_a_caller_stays_the_caller_s(monkeypatch):
+    with tempfile.TemporaryFile(buffering=0) as behind:
+        stream = io.TextIOWrapper(behind, encoding="utf-8", write_through=True)
+        monkeypatch.setattr(sys, "stdout", stream)
+        with pytest.raises(SystemExit):
+            main(["--version"])
+        assert sys.stdout is stream
+        monkeypatch.undo()
+        gc.collect()
+        assert not behind.closed
+        assert behind.seek(0) == 0
+        assert behind.read().startswith(b"trew")
+
+
+def test_the_process_s_own_stream_stays_open_behind_a_caller(tmp_path):
+    code = "import sys, gc; from trew.cli.main import main\ntry: main(['--version'])\nexcept SystemExit: pass\n"
+    code += "sys.stdout = sys.__stdout__; gc.collect(); print('still here')"
+    env = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=60)
+    assert done.stdout.splitlines()[1:] == ["still here"], done.stderr
 
 
 def test_a_disk_that_becomes_full_is_one_message(capsys):

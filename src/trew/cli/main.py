@@ -168,9 +168,11 @@ def _open_closed() -> None:
 def _prepare_streams() -> None:
     """Makes standard output and error fit for any text, and for a disk that becomes full."""
     out = sys.stdout
-    if isinstance(getattr(out, "buffer", None), io.RawIOBase):
+    # Only the process's own: a stream that a caller has put in its place is the caller's.
+    is_own = sys.stdout is sys.__stdout__
+    if is_own and isinstance(out, io.TextIOWrapper) and isinstance(out.buffer, io.RawIOBase):
         # With PYTHONUNBUFFERED, Python takes a write that was cut short, as by a full disk, for a whole one.
-        sys.stdout = io.TextIOWrapper(io.BufferedWriter(out.buffer), out.encoding, out.errors, line_buffering=True)
+        sys.stdout = open(out.fileno(), "w", 1, out.encoding, out.errors, closefd=False)  # noqa: SIM115
     # Names of files and texts of models may have characters that a terminal's encoding has not. surrogateescape is what
     # Python sets in the locale C.
     for stream in (sys.stdout, sys.stderr):
