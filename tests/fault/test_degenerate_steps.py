@@ -81,6 +81,20 @@ def test_a_step_without_signal_is_exactly_nothing(settings, model, tmp_path, mon
     assert unchanged(out, model)
 
 
+@pytest.mark.parametrize("place", ["reward", "to-go"])
+def test_stale_completions_of_the_reference_have_no_kl(place, model, tmp_path):
+    """Both steps sample with the first weights, which the second has left; rounding errors would be times 1e4."""
+    objective = {"preset": "rloo", "beta": 1e4, "kl_place": place}
+    out, found = run(tmp_path, model, "odd", objective=objective, steps=2,
+                     rollout={"prompts": 4, "completions": 4, "stale_steps": 1})  # fmt: skip
+    assert [(found[s]["staleness"], found[s]["policy_version"]) for s in (1, 2)] == [(0, 1), (1, 2)]
+    table = pq.read_table(out / "rollouts" / "000002.parquet").to_pylist()
+    for i, row in enumerate(table):
+        group = [other["score"] for j, other in enumerate(table) if other["uid"] == row["uid"] and j != i]
+        expected = row["score"] - sum(group) / 3
+        assert row["advantages"] == pytest.approx([expected] * len(row["token_ids"]), abs=1e-6)
+
+
 def test_completions_without_a_value_leave_their_group_and_no_other_prompt_takes_part(model, tmp_path):
     out, found = run(tmp_path, model, "by_prompt", steps=2, rollout={"prompts": 6, "completions": 6})
     table = [r for s in (1, 2) for r in pq.read_table(out / "rollouts" / f"{s:06d}.parquet").to_pylist()]

@@ -35,17 +35,21 @@ def test_the_mix_by_hand():
     learner = own(0.25)
     fill(learner.model, 2.0)
     fill(learner._reference.model, -1.0)
+    learner.reference_version = 0
     for expected in (-0.25, 0.3125, 0.734375):  # 3/4 of the one before + 1/4 of 2
         learner.update_reference()
         assert all(torch.equal(p, torch.full_like(p, expected)) for p in learner._reference.model.parameters())
     assert all(torch.equal(p, torch.full_like(p, 2.0)) for p in learner.model.parameters())
+    assert learner.reference_version is None
 
 
 def test_a_mix_of_one_is_the_policy_to_the_bit_and_a_copy():
     learner = own(1.0)
     items = help.samples()
     before = learner.logprobs(items, reference=True)
+    learner.version = 7
     learner.update_reference()
+    assert learner.reference_version == 7
     assert torch.equal(learner.logprobs(items, reference=True), learner.logprobs(items))
     assert not torch.equal(learner.logprobs(items, reference=True), before)
     fill(learner.model, 0.0)
@@ -132,14 +136,22 @@ def test_what_is_saved_may_not_change_before_it_was_read():
     assert not torch.equal(calls[0], first)
 
 
-def test_the_reference_continues_with_the_run(tmp_path):
-    learner = own(0.5)
+@pytest.mark.parametrize(("mix", "version"), [(0.5, None), (1.0, 3)])
+def test_the_reference_continues_with_the_run(mix, version, tmp_path):
+    learner = own(mix)
+    learner.version = 3
     learner.update_reference()
+    learner.version = 4
     checkpoint_files.save(tmp_path, 1, *learner.state(), keep=1)
     loaded, _ = checkpoint_files.load_latest(tmp_path)
     assert loaded is not None
-    other = own(0.5, seed=9)
+    other = own(mix, seed=9)
+    other.reference_version = 0
     other.load_state(*loaded[1:])
+    assert (other.version, other.reference_version) == (4, version)
+    before_this_version = {name: value for name, value in loaded[2].items() if name != "reference_version"}
+    other.load_state(loaded[1], before_this_version)
+    assert other.reference_version is None
     items = help.samples()
     assert torch.equal(other.logprobs(items, reference=True), learner.logprobs(items, reference=True))
     fixed = help.learner(help.model(), OBJECTIVE, reference=help.model(seed=5))

@@ -35,6 +35,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.version = 0
+        self.reference_version: int | None = None
         self.batches: list[trew.TokenBatch] = []
         self.samples: list[list[Any]] = []
         self.asked: list[str] = []
@@ -341,7 +342,7 @@ def test_a_kl_on_the_reward_is_that_of_the_policy_that_sampled(moving):
     """Old log-probs are -1, the reference's -7, so a completion of T tokens has 6 T of it."""
     learner = run(Run(trew.preset("reinforce", beta=0.25), **moving))
     # The canary's, then those that are compared with the reference's: the sampler's would differ by rounding.
-    assert learner.asked == ["policy", "policy", "reference"]
+    assert learner.asked == ["policy", "reference", "policy"]
     advantages = torch.cat([b.advantages for b in learner.batches]).tolist()
     expected = [a for g in LENGTHS for n, r in zip(g, (1, 0), strict=True) for a in [r - 0.25 * 6 * n] * n]
     assert advantages == pytest.approx(expected)
@@ -349,6 +350,23 @@ def test_a_kl_on_the_reward_is_that_of_the_policy_that_sampled(moving):
     assert to_go.advantages[-3:].tolist() == pytest.approx([-0.25 * 6 * k for k in (3, 2, 1)])
     # With one optimizer step the ratio is exactly 1: the policy's own log-probs, not two that differ by rounding.
     assert all((b.old_logprobs is None) == (not moving) for b in learner.batches)
+
+
+@pytest.mark.parametrize(("correction", "has"), [("none", {3: -7.0, 4: -1.0}), ("tis", {3: -6.0, 4: -6.0})])
+def test_tokens_of_the_weights_that_the_reference_has_are_compared_by_its_own_log_probs(correction, has):
+    """Of version 5, the reference has 3, completions are of 3 and 4; by the sampler, all log-probs are -1."""
+    objective = trew.preset("reinforce", beta=0.25, kl="k1", kl_place="reward", correction=correction)
+    j = Run(objective)
+    j.policy.version, j.policy.reference_version = 5, 3
+    groups, versions = [], []
+    for group in scored([[1.0, 0.0]] * 4):
+        turns = [r.turns[0] for r in group.group.rollouts]
+        turns = [dataclasses.replace(t, versions=(Span(3, 0, 1), Span(4, 1, len(t.token_ids)))[: len(t.token_ids)])
+                 for t in turns]  # fmt: skip
+        versions += [v for t in turns for v in [3] + [4] * (len(t.token_ids) - 1)]
+        groups.append(ScoredGroup(Group(group.group.prompt, tuple(Rollout((t,)) for t in turns)), group.scores))
+    updated(j, groups)
+    assert j.policy.batches[0].old_logprobs.tolist() == [has[version] for version in versions]
 
 
 def test_shares_belong_to_the_minibatch_and_advantages_to_the_whole_step():

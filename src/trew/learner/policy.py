@@ -25,6 +25,11 @@ class Policy(Protocol):
         """How often the weights have changed."""
         ...
 
+    @property
+    def reference_version(self) -> int | None:
+        """The version of the weights that the reference has; None where they are of no one version."""
+        ...
+
     def logprobs(
         self,
         samples: Sequence[TrainingSample],

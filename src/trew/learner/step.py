@@ -68,6 +68,7 @@ class Learner:
         self.optimizer_steps = optimizer_steps
         self.version = 0  # of the weights: changes exactly when they do
         self.steps = 0  # optimizer steps taken or skipped as silent; the schedule counts both
+        self.reference_version: int | None = None  # of the weights that the reference has, if it has those of one
         self.before_update: Callable[[], None] = lambda: None  # called before any tensor that state() returned changes
         self.tell: Callable[[str], None] = lambda text: None  # receives notes for the user
         self.teacher: Teacher | None = None  # whose log-probs on-policy distillation reads
@@ -335,6 +336,7 @@ class Learner:
         policy = dict(self.model.named_parameters())
         for name, p in self._reference.model.named_parameters():
             p.lerp_(policy[name], self.config.reference_mix)  # exactly the policy's weight where the mix is 1
+        self.reference_version = self.version if self.config.reference_mix == 1 else None
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything that the next step depends on: weights, buffers and optimizer state by name, the reference
@@ -346,7 +348,7 @@ class Learner:
         tensors |= {f"reference.{name}": t.detach() for name, t in self._moving_reference().items()}
         meta = {
             "policy_version": self.version, "steps": self.steps, "optimizer": self.config.optimizer,
-            "base": self._base,
+            "base": self._base, "reference_version": self.reference_version,
             "entropy_coefficient": self.objective.entropy_bonus.coefficient,
         }  # fmt: skip
         return {**tensors, **moments(self._optimizer, self._parameters)}, meta
@@ -372,6 +374,8 @@ class Learner:
             for name, t in stored.items():
                 copy_into(t, tensors[name])
         self.version, self.steps = int(meta["policy_version"]), int(meta["steps"])
+        if self._moving_reference():
+            self.reference_version = meta.get("reference_version")  # checkpoints of older versions do not say it
         bonus = self.objective.entropy_bonus
         if bonus.target:  # a fixed coefficient comes from the configuration, which may have been changed
             bonus = dataclasses.replace(bonus, coefficient=float(meta["entropy_coefficient"]))

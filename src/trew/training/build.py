@@ -103,6 +103,7 @@ def parts(plan: Plan, ranks: Ranks | None = None) -> Parts:
         fused=config.kernels == "auto", backend=backend, parallel=ranks,
         offloaded=config.cluster.offload == "optimizer",
     )  # fmt: skip
+    learner.reference_version = learner.version  # both are the model that the run begins with
     if teacher is not None:
         learner.teacher = LocalTeacher(teacher, settings=learner.settings, backend=backend, parallel=ranks or Solo())
     elif config.teacher.endpoint:

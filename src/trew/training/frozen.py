@@ -8,6 +8,9 @@ from the current weights and one optimizer step is taken, it is 1 and nothing ha
   several optimizer steps   to the policy's before the first of them
   tokens of older weights   to the sampler's, so that the ratio shows how far the policy has moved since; to the
                             policy's before the first step where the objective corrects for the sampler itself
+
+Where advantages have the difference between the policy that sampled and a reference or a teacher, both log-probs come
+from one computation: where the weights are equal, it is exactly 0.
 """
 
 from __future__ import annotations
@@ -82,10 +85,12 @@ def with_frozen_logprobs(
     # Before anything is taken from the sampler: with other weights its log-probs are worth nothing.
     canary = compare(plan, policy, groups, samples, batch, whole=needed and not stale)
     batch, own = _measured(plan, policy, samples, batch)
-    if needed:
-        batch = batch.replace(old_logprobs=_old_logprobs(plan, policy, samples, batch, canary, stale=stale, known=own))
     if "ref_logprobs" in objective.needs:
         batch = batch.replace(ref_logprobs=policy.logprobs(samples, reference=True))
+    if needed:
+        of_reference = _sampled_from(groups, policy.reference_version) if stale else None
+        old = _old_logprobs(plan, policy, samples, batch, canary, of_reference=of_reference, known=own)
+        batch = batch.replace(old_logprobs=old)
     if "teacher_logprobs" in objective.needs:
         batch = batch.replace(teacher_logprobs=policy.teacher_logprobs(samples))
     return Frozen(batch, canary, on_policy=not (several or stale))
@@ -111,18 +116,23 @@ def _measured(
 
 def _old_logprobs(
     plan: Plan, policy: Policy, samples: Sequence[TrainingSample], batch: TokenBatch, canary: SamplerGap, *,
-    stale: bool, known: Tensor | None,
+    of_reference: Tensor | None, known: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """Log-probs (N,) of the policy in the ratio's denominator. ``known``: those of the current policy, if computed."""
-    own = batch.rollout_logprobs
+    """Log-probs (N,) of the policy in the ratio's denominator. ``of_reference`` (N,): the tokens that were sampled from
+    the weights of the reference; None where all are of the current ones. ``known``: the current policy's log-probs, if
+    they are computed already."""
+    own, stale = batch.rollout_logprobs, of_reference is not None
+    # Log-probs that are compared in advantages must come from the same computation as the reference's or the teacher's:
+    # where both agree, the advantage is 0, and a rounding error would be all that is left of it, which scaling by the
+    # deviation of a group, and Adam, bring to full length.
+    compared = _compared_in_advantages(plan.objective)
     corrected = any(correction.mismatch for correction in plan.objective.correction)
     # Without a correction the ratio itself must account for the policies that really sampled.
-    if stale and own is not None and not corrected:
+    if of_reference is not None and own is not None and not corrected:
+        if compared and batch.ref_logprobs is not None:
+            return torch.where(of_reference, batch.ref_logprobs, own)
         return own
-    # They must come from the same computation as the reference's or the teacher's: where both agree, the advantage is
-    # 0, and a rounding error would be all that is left of it, which scaling by the deviation of a group, and Adam,
-    # bring to full length.
-    if _compared_in_advantages(plan.objective):
+    if compared:
         return policy.logprobs(samples)
     if known is not None:
         return known
@@ -225,6 +235,16 @@ def _chosen(
 def _fresh(groups: Sequence[ScoredGroup], version: int) -> list[bool]:
     """For each rollout, whether all its tokens were sampled from the weights of ``version``."""
     return [all(span.version == version for span in r.versions) for g in groups for r in g.group.rollouts]
+
+
+def _sampled_from(groups: Sequence[ScoredGroup], version: int | None) -> Tensor:
+    """Which of the N tokens of all rollouts were sampled from the weights of ``version``, (N,) bool."""
+    found = []
+    for rollout in (r for g in groups for r in g.group.rollouts):
+        found.append(torch.zeros(len(rollout.token_ids), dtype=torch.bool))
+        for span in rollout.versions:
+            found[-1][span.start : span.end] = span.version == version
+    return torch.cat(found)
 
 
 def fresh_share(groups: Sequence[ScoredGroup], version: int) -> float:

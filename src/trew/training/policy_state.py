@@ -31,6 +31,7 @@ class LearnerCounters:
     base: str
     entropy_coefficient: float
     critic_steps: Count = 0
+    reference_version: Count | None = None
 
 
 @dataclass(frozen=True, slots=True)
