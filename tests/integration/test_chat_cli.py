@@ -146,7 +146,7 @@ def test_before_and_after_follow_each_other_without_a_terminal(server, place):
 
 REFUSED = {
     "nowhere/ hi": "no such folder: nowhere/",
-    "lm hi --temperature -1": "--temperature: got -1.0, accepts 0 (greedy) or more",
+    "lm hi --temperature -1": "--temperature: got -1.0, accepts 0 (greedy), or at least 1e-06",
     "lm hi --top-p 0": "--top-p: got 0.0, accepts",
     "lm hi --max-tokens 0": "--max-tokens: got 0, accepts",
     "lm hi --seed -1": "--seed: got -1, accepts",
@@ -204,7 +204,7 @@ def test_a_conversation_in_a_terminal(server, place, typist):
     typist.types('"""\na\nb\n"""\n')
     typist.reads("tokens, ")
     typist.types("/temperature hot\n/temperature 0\n/system be brief\n/rest\n/save talk.json\n/save talk.json\n")
-    typist.reads("/temperature: got 'hot', accepts 0 (greedy) or more")
+    typist.reads("/temperature: got 'hot', accepts 0 (greedy), or at least 1e-06")
     typist.reads("temperature 0, seed 0, at most 12 tokens")
     typist.reads("a new conversation, with the system message 'be brief'")
     typist.reads("/rest is not a command (did you mean 'reset'?)")

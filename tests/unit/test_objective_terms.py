@@ -219,6 +219,24 @@ def test_clip_cov_stays_strictly_between_its_bounds():
     assert cut.surrogate(f(2, 1), advantages=batch.advantages, batch=batch).tolist() == [4.5, 0]
 
 
+@pytest.mark.parametrize("known", ["rollout_logprobs", "rewards"])
+def test_clip_cov_draws_anew_for_other_completions_and_the_same_in_any_order(known):
+    """One of the same 8 candidates in all batches: each is drawn in an eighth of the batches."""
+    gate, drawn = ClipCov(share=1 / 8, cov_low=-9.0, cov_high=9.0), torch.zeros(8)
+    advantages, g = torch.arange(8.0), torch.Generator().manual_seed(1)
+    for _ in range(800):
+        own = torch.rand(8, generator=g)
+        batch = step([[-k / 2] for k in range(8)], advantages=advantages,
+                     **{known: -own[:, None] if known == "rollout_logprobs" else own})  # fmt: skip
+        w = gate(torch.ones(8), advantages=advantages, batch=batch)
+        drawn += w == 0
+    assert int(drawn.sum()) == 800
+    assert ((drawn - 100).square() / 100).sum() < 26.1  # chi-square with 7 degrees of freedom, p = 0.0005
+    order = torch.randperm(8, generator=g)
+    other = gate(torch.ones(8), advantages=advantages[order], batch=batch.select(order))
+    assert torch.equal(other, w[order])
+
+
 def test_corrections_on_their_bounds():
     log2 = math.log(2)
     batch = step([[0.0, 0.0]], rollout_logprobs=f(-1 - log2, -1 + log2)[None], advantages=f(-1))  # kappa 2 and 1/2

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import math
 import os
 import sys
 import time
@@ -31,7 +30,9 @@ REDRAW_S = 0.08
 PROMPT = "you> "
 
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "temperature": (lambda x: math.isfinite(x) and 0 <= x <= limits.NUMBER, "0 (greedy) or more"),
+    "temperature": (
+        lambda x: x == 0 or limits.COLDEST <= x <= limits.NUMBER, f"0 (greedy), or at least {limits.COLDEST:g}",
+    ),
     "top_p": (lambda x: 0 < x <= 1, "a number above 0 and at most 1"),
     "max_tokens": (
         lambda x: 1 <= x <= limits.MOST["rollout.max_tokens"],

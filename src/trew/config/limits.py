@@ -16,6 +16,8 @@ WHOLE = 2**31 - 1
 """For whole numbers without a limit under their own name."""
 NUMBER = 1e9
 """For the absolute value of other numbers."""
+COLDEST = 1e-6
+"""The lowest temperature above 0: logits divided by less leave what float32 can hold."""
 COMPLETIONS = 1_000_000
 """Completions per step, all in memory at once."""
 LINE_BYTES = 64 << 20

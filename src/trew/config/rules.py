@@ -183,8 +183,8 @@ def _environment(c: Config) -> Iterator[str]:
 def _rollout(c: Config) -> Iterator[str]:
     r = c.rollout
     yield from _need(
-        c, math.isfinite(r.temperature) and r.temperature > 0, "rollout.temperature",
-        "a number above 0 (greedy rollouts make every group equal)",
+        c, math.isfinite(r.temperature) and r.temperature >= limits.COLDEST, "rollout.temperature",
+        f"a number of at least {limits.COLDEST:g} (greedy rollouts make every group equal)",
     )  # fmt: skip
     if (count := r.prompts * r.completions) > limits.COMPLETIONS:
         yield (
@@ -449,6 +449,8 @@ def _sharded(c: Config) -> Iterator[str]:
 
 def _eval(c: Config) -> Iterator[str]:
     yield from _need(c, math.isfinite(c.eval.correct_at), "eval.correct_at", "a finite number")
+    if 0 < c.eval.temperature < limits.COLDEST:
+        yield f"eval.temperature: got {c.eval.temperature!r}, accepts 0 (greedy) or at least {limits.COLDEST:g}"
     if c.eval.samples > 1 and c.eval.temperature == 0:
         yield (
             f"eval.samples: got {c.eval.samples} with eval.temperature = 0, where all samples are identical; set "

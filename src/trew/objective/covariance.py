@@ -43,12 +43,24 @@ def tokens_of(share: float, mask: Tensor) -> int:
     return max(1, int(share * int(mask.sum())))
 
 
+def _seed_of(batch: TokenBatch, seed: int) -> int:
+    """A seed that follows from ``seed`` and from what was sampled, in any order of sequences. Only what is recorded
+    counts: what is computed anew may round otherwise on another number of ranks."""
+    found = seed + 7 * int(batch.lengths.square().sum())
+    for factor, values in ((31, batch.rewards), (127, batch.rollout_logprobs)):
+        if values is not None:
+            bits = values.detach().cpu().float().nan_to_num().contiguous().view(torch.int32)
+            found += factor * int(bits.long().sum())
+    return found % 2**63
+
+
 @dataclass(frozen=True)
 class ClipCov(Weight):
     """PPO's clip, and w = 0 for max(1, share N) tokens drawn from those that are not clipped and whose covariance is
     between ``cov_low`` and ``cov_high``: Clip-Cov, arXiv 2505.22617 eq. 11.
 
-    The draw depends on ``seed`` and on the tokens' values, not on their order.
+    The draw depends on ``seed``, on what was sampled and its rewards, and on the tokens' values, but not on their
+    order: other completions get another draw, and the same ones the same, on any device and number of ranks.
     """
 
     eps_low: float = 1.0
@@ -75,7 +87,7 @@ class ClipCov(Weight):
         # Ranked by value before the draw, so that the order of sequences does not change which tokens are drawn.
         ranked = candidates[torch.argsort(cov[candidates], stable=True)]
         # On the CPU: the same draw on every device.
-        generator = torch.Generator().manual_seed(self.seed)
+        generator = torch.Generator().manual_seed(_seed_of(batch, self.seed))
         drawn = torch.randperm(len(ranked), generator=generator)[: tokens_of(self.share, batch.mask)]
         w[ranked[drawn.to(ranked.device)]] = 0.0
         return w

@@ -117,8 +117,8 @@ def clip_cov(
 
     Use it against entropy collapse. It must see the whole step at once.
 
-    Deviations: the draw is fixed by ``seed`` and does not depend on the order of sequences. At least one token is drawn
-    where there are candidates, as in the authors' code; the paper's floor(share N) is 0 for small steps.
+    Deviations: the draw is fixed by ``seed`` and by what was sampled, in any order of sequences. At least one token is
+    drawn where there are candidates, as in the authors' code; the paper's floor(share N) is 0 for small steps.
     """
     return Objective(
         name="clip-cov",
