@@ -10,12 +10,13 @@ from transformers import AutoModelForCausalLM
 
 import learner_help as help
 import tiny
-from trew.config import LoraConfig
+from trew.config import LoraConfig, parse
 from trew.errors import CheckpointError, ModelError
 from trew.models import loading, lora
 from trew.models.lora import Adapters
 from trew.objective import preset
 from trew.runs import checkpoint_files
+from trew.training import planning
 
 IDS = torch.arange(40).reshape(2, 20)
 LORA = LoraConfig(rank=4, alpha=8.0)
@@ -221,3 +222,22 @@ def test_four_bit_bases(kind, tmp_path):
     layer = next(iter(lora.linear_layers(merged)))
     plain = tiny.model(kind).get_parameter(f"{layer}.weight")
     assert 0.01 < help.relative(merged.get_parameter(f"{layer}.weight").detach(), plain.detach()) < 0.5
+
+
+@pytest.mark.parametrize(
+    ("base", "rank", "merged", "told"),
+    [("bfloat16", 2, True, True), ("nf4", 2, True, True), ("bfloat16", 2, False, False), ("float32", 2, True, False),
+     ("float32", 0, True, False)],
+)  # fmt: skip
+def test_rounding_what_adapters_have_learned_is_told_before_a_run(base, rank, merged, told, tmp_path):
+    """A final/ that has adapters merged into it: in 4 bits, it is the model from before they were trained."""
+    tiny.save(tmp_path)
+    if merged:
+        (tmp_path / "adapter").mkdir()
+    config = parse({
+        "model": str(tmp_path), "chat_template": "plain", "data": {"task": "arithmetic"},
+        "lora": {"rank": rank, "base": base}, "learner": {"dtype": "bfloat16"},
+    })  # fmt: skip
+    notes = [note for note in planning.plan(config).notes if note.startswith("lora.base")]
+    assert len(notes) == told
+    assert all(note.startswith(f"lora.base: '{base}' rounds the weights of {tmp_path}") for note in notes)

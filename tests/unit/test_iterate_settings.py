@@ -68,3 +68,24 @@ def test_rounds_need_a_policy_that_samples(tmp_path):
         load_recipe(recipe_of(tmp_path, data={"task": "demonstrations"}, objective={"preset": "sft"}))
     with pytest.raises(ConfigError, match=r"rollout\.replay"):
         load_recipe(recipe_of(tmp_path, rollout={"replay": "runs/earlier"}))
+
+
+@pytest.mark.parametrize("base", ["nf4", "bfloat16"])
+def test_a_base_that_would_round_what_a_round_has_learned_is_refused(base, tmp_path):
+    """Each round loads the model that the last one has left: in 4 bits, it began where the first had begun."""
+    learner = {"dtype": "bfloat16"}
+    with pytest.raises(ConfigError, match=rf"lora\.base: got '{base}', accepts 'float32' here"):
+        load_recipe(recipe_of(tmp_path, lora={"rank": 2, "base": base}, learner=learner))
+    assert load_recipe(recipe_of(tmp_path, lora={"rank": 2}, learner=learner)).policy.lora.rank == 2
+
+
+def test_a_reward_for_every_step_is_refused_before_the_first_round(tmp_path):
+    """The first round ended when it sampled pairs: the verifier alone gives none."""
+    tiny.save(tmp_path / "model")
+    (tmp_path / "steps.py").write_text("def steps(completions, **columns):\n    return [[1.0] for _ in completions]\n")
+    recipe = recipe_of(
+        tmp_path, objective={"preset": "grpo-process"}, rewards=[{"name": "steps.py:steps"}],
+        iterate={"verifier": {"name": "arithmetic"}},
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=r"'grpo-process', which learns from a reward for every step"):
+        check(load_recipe(recipe, out=tmp_path / "run"))

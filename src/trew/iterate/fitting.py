@@ -37,6 +37,11 @@ def unfit(policy: Config) -> list[str]:
             f"curriculum.share: got {policy.curriculum.share:g}, but every round draws its own prompts, and would "
             "forget the pass rates; leave it out"
         )
+    if policy.lora.rank and policy.lora.base != "float32":
+        found.append(
+            f"lora.base: got {policy.lora.base!r}, accepts 'float32' here: each round begins with the model that the "
+            "last one has left, and rounding it again would throw away most of what was learned"
+        )
     if policy.eval.correct_reward:
         found.append(
             f"eval.correct_reward: got {policy.eval.correct_reward!r}, but here accuracy is the verifier's "
@@ -53,6 +58,11 @@ def objective_problems(objective: Objective, preset: str) -> list[str]:
             "another, such as grpo, to which objective.distill adds a teacher"
         ]
     found = []
+    if "step_rewards" in objective.needs:
+        found.append(
+            f"objective.preset: got {preset!r}, which learns from a reward for every step, and in rounds verifier and "
+            "reward model judge whole completions; choose another, such as grpo"
+        )
     for axis, component in objective.components():
         if not isinstance(component, FROM_VERDICTS):
             continue

@@ -233,6 +233,17 @@ def target_problems(model: PreTrainedModel, targets: Sequence[str]) -> list[str]
 # In and out
 
 
+def notes(name: str, config: LoraConfig) -> list[str]:
+    """A note where rounding the base takes away what adapters have learned before, which ``name`` has merged."""
+    folder = loading.folder(name)
+    if not config.rank or config.base == "float32" or folder is None or not (folder / "adapter").is_dir():
+        return []
+    return [
+        f"lora.base: {config.base!r} rounds the weights of {name}, into which adapters have been merged: most of what "
+        "they have learned may be lost, as the evaluation before training shows. lora.base = 'float32' keeps it"
+    ]
+
+
 def attach(model: PreTrainedModel, config: LoraConfig, *, name: str, seed: int) -> Adapters:
     """Freezes ``model`` and puts adapters into its linear layers, in place. They change nothing until they are trained.
 

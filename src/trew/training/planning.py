@@ -190,6 +190,7 @@ def _tokenizer(config: Config, problems: Problems, *, notes: list[str]) -> PreTr
     problems += (found or []) if config.model else []  # a missing model is reported as a problem of the recipe
     if found == [] and loading.is_here(config.model):
         notes += positions.notes(loading.load_config(config.model).get_text_config().to_dict())
+        notes += lora.notes(config.model, config.lora)
         problems += decodable.problems(config)
         if config.cluster.rollout == "vllm":
             problems += stored_names.problems(config.model)
