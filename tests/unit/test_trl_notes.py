@@ -84,6 +84,33 @@ def test_a_column_that_no_grader_reads_is_refused() -> None:
     assert programs.columns["setup"] == "before"
 
 
+WITHOUT_GOLD = {"arithmetic": "gold", "math": "gold", "code_stdin": "tests", "code_func": "asserts"}
+
+
+@pytest.mark.parametrize("kind", WITHOUT_GOLD)
+def test_data_without_a_column_that_the_grader_reads_are_refused_at_the_first_batch(kind: str) -> None:
+    """Every reward was None, and TRL trained to its end with a loss of 0."""
+    given: dict[str, Any] = {"prompts": ["1 + 2 = "] * 2, "completions": ["3"] * 2, "result": ["3"] * 2}
+    for grade in (rewards.of(kind), rewards.together([{"name": kind}])):
+        with pytest.raises(DataError) as refused:
+            grade(**given)
+        said = str(refused.value)
+        assert f"the data have no column that {kind} reads its gold from" in said
+        assert KINDS[kind].looks_for in said
+        assert "they have ['result']" in said
+        assert f"columns={{{WITHOUT_GOLD[kind]!r}: '...'}}" in said
+    assert rewards.of(kind, columns={WITHOUT_GOLD[kind]: "result"}).columns
+
+
+def test_a_column_that_is_empty_in_some_rows_leaves_these_unjudged() -> None:
+    said: dict[str, Any] = {"prompts": ["1 + 2 = "] * 2, "completions": ["3"] * 2}
+    for grade in (rewards.of("arithmetic"), rewards.together([{"name": "arithmetic"}])):
+        assert grade(**said, answer=[None, None]) == [None, None]
+        assert grade(**said, answer=["3", None])[0] == 1
+        assert grade(**said, other=["3", "3"]) == [None, None]  # as the data of an evaluation may be
+    assert rewards.of("format")(**said) == [0.0, 0.0]
+
+
 def test_a_new_setting_whose_default_is_a_list_is_at_its_default(monkeypatch: pytest.MonkeyPatch) -> None:
     @dataclasses.dataclass
     class GRPOConfig:

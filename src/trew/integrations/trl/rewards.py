@@ -65,6 +65,7 @@ class BuiltIn:
     ):
         self.kind, self.args, self.columns, self.correct = kind, dict(args), dict(columns), correct
         self.__name__ = kind  # TRL logs the reward under this name
+        self._begun = False
 
     def __call__(
         self,
@@ -77,6 +78,9 @@ class BuiltIn:
         kind, items = KINDS[self.kind], {}
         judged = None if self.correct is None else self.correct(prompts, completions, completion_ids, **columns)
         rows = rows_of(columns, len(completions), mapped=self.columns, who=self.kind)
+        if not self._begun:  # the first batch alone: data of an evaluation may lack what one of several rewards reads
+            _refuse_unread([self.kind], rows, who=self.kind)
+            self._begun = True
         for i, (completion, row) in enumerate(zip(completions, rows, strict=True)):
             known = None if judged is None else judged[i]
             # A grader that asks which answers are right skips those that ``correct`` could not judge.
@@ -108,7 +112,7 @@ def of(
 
     >>> of("gsm8k")(prompts=["6 * 12?"] * 2, completions=["#### 72", "no idea"], answer=["72", "72"])
     [1.0, 0.0]
-    >>> of("gsm8k")(prompts=["?"], completions=["72"], other=[1])
+    >>> of("gsm8k")(prompts=["?"], completions=["72"], answer=[None])
     [None]
     >>> cosine = of("cosine", correct=of("gsm8k"), max_len=4)
     >>> cosine(prompts=["?"] * 2, completions=["#### 72", "73"], completion_ids=[[5] * 4, [5] * 4], answer=["72"] * 2)
@@ -137,15 +141,37 @@ class _Asked(dict[str, Any]):
         return default
 
 
-def _unread_columns(kind: str, columns: Mapping[str, str]) -> list[str]:
-    """Lists the names of ours among ``columns`` that the grader does not read: another column would be its gold."""
+def _columns_asked(kind: str) -> list[str]:
+    """The columns in which a grader looks for its gold, in their order, until it finds one.
+
+    >>> _columns_asked("gsm8k"), _columns_asked("format")
+    (['gold', 'ground_truth', 'answer', 'reward_model'], [])
+    """
     row = _Asked()
     KINDS[kind].gold(row)
+    return [*row]
+
+
+def _refuse_unread(kinds: Sequence[str], rows: Sequence[Mapping[str, Any]], *, who: str) -> None:
+    """Raises DataError where the data have none of the columns in which a grader looks for its gold: it would judge no
+    answer, and nothing would be learned, without a word. A column may be empty in some rows: those are not judged."""
+    for kind in kinds:
+        asked = _columns_asked(kind)
+        if rows and asked and not any(name in rows[0] for name in asked):  # all rows have the same columns
+            raise DataError(
+                f"reward {who!r}: the data have no column that {kind} reads its gold from ({KINDS[kind].looks_for}); "
+                f"they have {[*rows[0]]}; name one of them: columns={{{asked[0]!r}: '...'}}"
+            )
+
+
+def _unread_columns(kind: str, columns: Mapping[str, str]) -> list[str]:
+    """Lists the names of ours among ``columns`` that the grader does not read: another column would be its gold."""
+    asked = _columns_asked(kind)
     # Those that grade programs and puzzles read more once they have found the first.
     if kind in ("code_stdin", "code_func", "reasoning_gym"):
         return []
-    accepts = ", ".join(row) or "none, since it reads no column"
-    return [f"columns: got {name!r}{nearest(name, row)}, accepts {accepts}" for name in columns if name not in row]
+    accepts = ", ".join(asked) or "none, since it reads no column"
+    return [f"columns: got {name!r}{nearest(name, asked)}, accepts {accepts}" for name in columns if name not in asked]
 
 
 Steps = Sequence[tuple[int, float]]
@@ -193,6 +219,7 @@ class RecipeRewards:
 
     def __init__(self, rewards: RewardSet, *, columns: Mapping[str, str], name: str):
         self.rewards, self.columns, self.__name__ = rewards, dict(columns), name
+        self._begun = False
 
     def __call__(
         self,
@@ -203,6 +230,9 @@ class RecipeRewards:
         **columns: Any,
     ) -> list[float | None]:
         rows = rows_of(columns, len(completions), mapped=self.columns, who=self.__name__)
+        if not self._begun:
+            _refuse_unread([r.kind for r in self.rewards.rewards if r.kind in KINDS], rows, who=self.__name__)
+            self._begun = True
         groups = self._groups(prompts, completions, completion_ids, rows)
         scores = [score for scored in self.rewards.score(groups) for score in scored.scores]
         for text in self.rewards.take_warnings():
