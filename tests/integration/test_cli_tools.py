@@ -12,7 +12,7 @@ import torch
 import tiny
 from recipe_help import recipe, training_rows
 from trew.cli import main as cli
-from trew.view.metric_help import help_of
+from trew.runs.metric_help import help_of
 
 END = "<|im_end|>"
 NEXT = {"\n": {"n": 2.0, "7": 2.0, "p": 1.0}, "n": {"o": 9.0}, "o": {"w": 9.0}, "w": {":": 9.0}, ":": {END: 9.0},

@@ -293,6 +293,7 @@ def test_the_script_runs_as_it_stands(tmp_path, monkeypatch, name):
     assert words[:2] == ["-m", "verl.trainer.main_ppo"]
     there = composed(dict(word.split("=", 1) for word in words[2:]))
     config = load(path, changes)
+    assert (there.data.train_files, there.data.val_files) == (f"{name}-train.parquet", f"{name}-test.parquet")
     train = [row.values for row in read_rows(tmp_path / there.data.train_files)]
     assert len(read_rows(tmp_path / there.data.val_files)) == 20
     dataset = trew.data.load_task(config.data, eval_size=20, seed=config.seed)

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tomllib
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -277,6 +278,20 @@ def test_register_an_objective_of_your_own():
         integration.register("mine", trew.preset("gtpo"))
     with pytest.raises(ConfigError, match="denominators"):
         integration.register("mine", trew.preset("dapo", overlong_filtering=True))
+
+
+def test_registering_half_of_an_objective_warns_with_the_reason():
+    """Only the returned offer said it, and verl that it knows no such name."""
+    with pytest.warns(UserWarning, match=r"^m2: is no policy loss of verl's, so that loss_mode=m2 does not exist: it "
+                      "must see the whole step"):  # fmt: skip
+        integration.register("m2", trew.preset("m2po"))
+    assert "m2" in core_algos.ADV_ESTIMATOR_REGISTRY
+    assert "m2" not in core_algos.POLICY_LOSS_REGISTRY
+    with pytest.warns(UserWarning, match=r"adv_estimator=each does not exist: .* use adv_estimator=gdpo$"):
+        integration.register("each", trew.preset("gdpo", std_eps=1e-3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        integration.register("both", trew.preset("grpo", std_eps=1e-3, beta=0.0))
 
 
 def with_metadata(folder):

@@ -240,6 +240,35 @@ def test_curves_are_a_picture_of_all_runs(tmp_path):
     assert (tmp_path / "x.svg").read_text() == svg
 
 
+def test_a_metric_or_a_step_that_a_run_does_not_have_is_refused(tmp_path):
+    """Both were empty lists, as of a run that has not begun."""
+    with RunFolder.open(tmp_path / "run") as folder:
+        for step in (1, 2, 4):
+            folder.log({"step": step, "reward": 0.5, "reward/math": 0.5, "loss": float("nan")})
+            group = ScoredGroup(answers(Prompt("p", text="1+1="), "2"), (Score(1.0),))
+            folder.write_rollouts(step, [group])
+    run = trew.load_run(tmp_path / "run")
+    assert run.column("reward") == ([1, 2, 4], [0.5] * 3)
+    assert len(run.completions(2)) == 1 == len(run.completions())
+    for name, meant in {"rewrd": "reward", "reward/maths": "reward/math", "clip_shar": "clip_share"}.items():
+        with pytest.raises(DataError, match=rf"has no metric '{name}' \(did you mean '{meant}'\?\); it has reward, "):
+            run.column(name)
+    assert run.column("loss") == ([1, 2, 4], [None] * 3)
+    for name in ("kl", "eval_accuracy", "age/2", "reward/math/timeout"):  # which other runs have
+        assert run.column(name) == ([], []), name
+    with pytest.raises(DataError, match=r"^step: got 99, .* there are 3 steps from 1 to 4, the nearest is 4$"):
+        run.completions(99)
+    with pytest.raises(DataError, match=r"^step: got 1, but .* has no evals of it; there are none of any step$"):
+        run.completions(1, kind="evals")
+    assert run.completions(kind="evals") == []
+
+
+def test_of_a_run_that_has_just_begun_every_metric_is_empty(tmp_path):
+    with RunFolder.open(tmp_path / "run") as folder:
+        folder.log({"step": 0, "eval_accuracy": 0.5})
+    assert trew.load_run(tmp_path / "run").column("reward/mine") == ([], [])
+
+
 def test_a_report_is_written_of_folders_that_are_texts(tmp_path):
     """As of load_run and curves; one alone is no list of letters."""
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5}\n')

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import copy
 import pytest
 import torch
 
@@ -167,3 +168,47 @@ def test_an_unknown_scope_is_refused_where_it_is_declared():
     """Its loss ended in 'tuple.index(x): x not in tuple'."""
     with pytest.raises(TypeError, match=r"^Own: got scope = 'sequences', accepts 'token', 'sequence', "):
         own(Weight, 1.0, scope="sequences")
+
+
+class _Silent(Weight):
+    """A weight of one's own without a line for the equation."""
+
+    def __call__(self, ratio, *, advantages, batch):
+        return ratio
+
+
+def _plain(ratio, *, advantages, batch):
+    return ratio
+
+
+@pytest.mark.parametrize(
+    ("choices", "said"),
+    [
+        ({"weight": _plain}, r"^weight: got <function _plain .*, accepts an object of a class derived from "
+         r"trew\.objective\.weight\.Weight: derive a class from it$"),
+        ({"weight": _Undetached}, r"^weight: got <class .*Undetached.*\.Weight: call the class$"),
+        ({"weight": _Confident()}, r"^weight: got .*, accepts an object of a class derived from .*Weight"),
+        ({"weight": _Silent()}, r"^weight: got .*: its class has no equation\(self\), which returns"),
+        ({"adjust": (_plain,)}, r"^adjust: got <function _plain .* derived from trew\.objective\.adjust\.Adjust"),
+        ({"adjust": _Confident()}, r"^adjust: got .*, accepts a tuple of components, \(\) for none$"),
+        ({"nll": 0.1}, r"^nll: got 0.1, accepts an object of a class derived from .*CorrectLikelihood"),
+    ],
+)  # fmt: skip
+def test_what_is_no_component_of_its_axis_is_refused(choices, said):
+    """It was accepted: repr ended in 'function' object has no attribute 'equation', the equation had a line None."""
+    made = copy.copy(GRPO)
+    for axis, given in choices.items():
+        object.__setattr__(made, axis, given)  # past the hints, which tests check and programs do not
+    with pytest.raises(ValueError, match=said):
+        made.__post_init__()
+
+
+def test_a_part_that_no_objective_has_is_refused_with_the_nearest():
+    """It ended in a TypeError of __init__()."""
+    said = r"^wieght: is no part of an objective \(did you mean 'weight'\?\); accepts name, advantage, "
+    with pytest.raises(ValueError, match=said):
+        GRPO.replace(wieght=_Undetached())
+
+
+def test_a_component_of_one_s_own_that_says_its_equation_is_in_the_objective_s():
+    assert "weight     w = r" in repr(GRPO.replace(weight=_Undetached()))

@@ -6,14 +6,16 @@ import dataclasses
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import trew
-from trew.errors import ConfigError
+from trew.errors import ConfigError, DataError
 from trew.integrations.trl import refusals, rewards, step
+from trew.rewards import KINDS
 
 
 @pytest.mark.parametrize("name", ["pass-at-k", "online-rft", "topr", "gtpo", "grpo-s"])

@@ -186,6 +186,11 @@ def test_what_verl_takes_for_correct_is_listed(name: str) -> None:
     assert not any(line.startswith("which answers") for line in exported({"preset": "grpo"}, *FORMATS).lost)
 
 
+def test_only_an_objective_is_registered() -> None:
+    with pytest.raises(ConfigError, match=r"^objective: got 'dapo', accepts an Objective, such as trew\.preset"):
+        verl.register("x", "dapo")  # type: ignore[arg-type]
+
+
 def test_export_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe, out = str(ROOT / "recipes" / "gsm8k.toml"), tmp_path / "run.sh"
     assert run(["export", "verl", recipe]) == 0
@@ -196,18 +201,33 @@ def test_export_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtur
         run(["export", "verl", recipe, "--out", str(out)])
 
 
+def test_files_of_prompts_are_named_after_their_recipe(tmp_path: Path) -> None:
+    """Two scripts in one folder trained on the prompts of the first."""
+    config = parse({"model": "m", "data": {"task": "arithmetic"}, "rewards": [{"name": "arithmetic"}]})
+    made = export(config, recipe="recipes/first one.toml")
+    assert made.keys["data.train_files"] == "'first one-train.parquet'"
+    assert made.keys["data.val_files"] == "'first one-test.parquet'"
+    assert "'first one-train.parquet' --to verl --split train" in made.script()
+    named = export(config, recipe="b.toml", files=("rows.parquet", ""))
+    assert (named.keys["data.train_files"], named.keys["data.val_files"]) == ("rows.parquet", "b-test.parquet")
+    recipe = ROOT / "recipes" / "gsm8k.toml"
+    assert run(["export", "verl", str(recipe), "--out", str(tmp_path / "run.sh")]) == 0
+    assert "data.train_files=gsm8k-train.parquet" in (tmp_path / "run.sh").read_text()
+
+
 def test_the_script_says_that_it_takes_rows_which_are_there_already(tmp_path: Path) -> None:
     script = exported({"preset": "grpo"}, {"name": "gsm8k"}).script().partition("python3 -m verl")[0]
-    (tmp_path / "train.parquet").touch()
+    (tmp_path / "recipe-train.parquet").touch()
+    (tmp_path / "test.parquet").touch()  # of something else
     (tmp_path / "trew").write_text('#!/bin/sh\necho converted "$4"\n')
     (tmp_path / "trew").chmod(0o755)
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
     done = subprocess.run(["sh", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert (
-        done.stderr == "train.parquet: exists, and is taken as it is; remove it to convert the prompts of "
+        done.stderr == "recipe-train.parquet: exists, and is taken as it is; remove it to convert the prompts of "
         "recipe.toml again\n"
     )
-    assert done.stdout == "converted test.parquet\n"
+    assert done.stdout == "converted recipe-test.parquet\n"
 
 
 def test_the_doctor_without_verl(capsys: pytest.CaptureFixture[str]) -> None:

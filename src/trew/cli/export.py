@@ -13,8 +13,8 @@ def verl(
     *,
     out: str = "",
     set: tuple[str, ...] = (),
-    train_files: str = "train.parquet",
-    val_files: str = "test.parquet",
+    train_files: str = "",
+    val_files: str = "",
 ) -> None:
     """Writes the verl command that is equivalent to a recipe, and lists what does not carry over.
 
@@ -22,8 +22,8 @@ def verl(
         recipe: The recipe (.toml).
         out: The shell script to write; empty = print it.
         set: key=value, changes to the recipe.
-        train_files: The converted training rows.
-        val_files: The converted evaluation rows.
+        train_files: The converted training rows; empty = RECIPE-train.parquet.
+        val_files: The converted evaluation rows; empty = RECIPE-test.parquet.
     """
     from ..config import load
     from ..errors import ConfigError

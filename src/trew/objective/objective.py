@@ -34,6 +34,7 @@ from .distillation import Distillation
 from .divergence import KL, PLACES, Divergence
 from .entropy_bonus import EntropyBonus
 from .filter import GroupFilter, LossMask, MixedGroups, TokenMask
+from .kinds import refuse_other_kinds, refuse_unknown
 from .likelihood import CorrectLikelihood, in_correct
 from .metrics import step_metrics, token_metrics
 from .notes import notes
@@ -102,7 +103,7 @@ class Objective:
     """One algorithm of the family: a frozen value made of components. ``replace`` exchanges some of them.
 
     Its repr is its name and its equation with all numbers; a notebook shows the same as LaTeX. Raises ValueError for
-    components that contradict each other, and for one that should be in a tuple.
+    components that contradict each other, for what is no component of its axis, and for one that should be in a tuple.
     """
 
     name: str
@@ -121,9 +122,7 @@ class Objective:
     nll: CorrectLikelihood = field(default_factory=CorrectLikelihood)
 
     def __post_init__(self) -> None:
-        for axis in ("keep", "shape", "adjust", "prune", "select", "correction", "divergence"):
-            if not isinstance(chosen := getattr(self, axis), tuple):
-                raise ValueError(f"{axis}: got {chosen!r}, accepts a tuple of components, () for none")
+        refuse_other_kinds(self)
         if self.ratio.anchor == "rollout" and any(c.mismatch for c in self.correction):
             raise ValueError(
                 f"correction: {self.name}'s ratio is measured against the sampler already, and a correction for the "
@@ -374,6 +373,7 @@ class Objective:
 
     def replace(self, **choices: Any) -> Objective:
         """A copy with some components exchanged."""
+        refuse_unknown(choices, [f.name for f in dataclasses.fields(self)])
         return dataclasses.replace(self, **choices)
 
     if not TYPE_CHECKING:  # a type checker would take every misspelled name for a known one

@@ -15,6 +15,7 @@ import importlib.util
 import json
 import logging
 import os
+import warnings
 from typing import Any
 
 from ...errors import ConfigError
@@ -32,9 +33,20 @@ _registered: dict[str, Objective] = {}
 def register(name: str, objective: Objective) -> Offer:
     """Registers ``objective`` with verl as the policy loss and the advantage estimator ``name``, where it can be one.
 
-    Call it in a module that every verl process imports; list that module in ``VERL_USE_EXTERNAL_MODULES``. Raises
-    ConfigError with the reasons where the objective can be neither, or where the name is taken.
+    Call it in a module that every verl process imports; list that module in ``VERL_USE_EXTERNAL_MODULES``. Warns where
+    the objective can be one of the two only, with the reason. Raises ConfigError with the reasons where it can be
+    neither, where the name is taken, and for what is no objective.
     """
+    if not isinstance(objective, Objective):
+        raise ConfigError(f"objective: got {objective!r}, accepts an Objective, such as trew.preset('trw-logistic')")
+    found = _register(name, objective)
+    for half, key, why in (("policy loss", "loss_mode", found.loss), ("estimator", "adv_estimator", found.advantage)):
+        if why:  # verl would only say that it knows no such name
+            warnings.warn(f"{name}: is no {half} of verl's, so that {key}={name} does not exist: {why}", stacklevel=2)
+    return found
+
+
+def _register(name: str, objective: Objective) -> Offer:
     # Imported here: the registries exist only where verl is installed, and this package must import without it.
     from verl.trainer.ppo import core_algos  # type: ignore[import-not-found]
 
@@ -79,7 +91,7 @@ def _register_all() -> None:
         objective = preset(name)
         found = offer(objective)
         if not (found.loss and found.advantage):
-            register(PREFIX + name, objective)
+            _register(PREFIX + name, objective)  # without a warning: the documentation lists what each is
     for name, objective in from_variable(os.environ.get(VARIABLE, "") or "{}").items():
         register(name, objective)
 

@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ...config import Config, RewardConfig, one_set
@@ -74,14 +75,19 @@ class Export:
 def export(
     config: Config,
     *,
-    files: tuple[str, str] = ("train.parquet", "test.parquet"),
+    files: tuple[str, str] = ("", ""),
     recipe: str = "recipe.toml",
     changes: Sequence[str] = (),
 ) -> Export:
     """Builds the command for ``config``, which was read from the file ``recipe`` with key=value ``changes``.
 
+    ``files`` are those of the converted prompts, by default named after the recipe: as the script takes files that
+    exist as they are, those of another recipe must not have the same names.
+
     Raises ConfigError if its objective cannot run in verl at all.
     """
+    train, test = files
+    files = train or f"{Path(recipe).stem}-train.parquet", test or f"{Path(recipe).stem}-test.parquet"
     # The functions below add to the list what they cannot express.
     lost = list(_lost(config))
     keys = _run(config, files, lost) | _sizes(config, lost) | _optimizer(config, lost)

@@ -11,6 +11,7 @@ import numpy as np
 
 from ...errors import ConfigError, DataError, nearest
 from ...utils.metric_rows import is_evaluation
+from ..report.read import points
 from .members import Member
 
 ACCEPTS = "final, last:K, area, reach:ACCURACY (as reach:0.8), or COLUMN:K of metrics.jsonl (as reward:10)"
@@ -283,5 +284,5 @@ def _more(names: Sequence[str]) -> str:
 
 def values_by_step(member: Member, name: str) -> Mapping[int, Any]:
     """A column of a run's metrics by step, without values that are not finite."""
-    steps, values = member.data.column(name)
+    steps, values = points(member.data.rows, name)
     return {step: value for step, value in zip(steps, values, strict=True) if value is not None}

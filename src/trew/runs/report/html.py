@@ -14,7 +14,7 @@ from ...utils.secrets import redact, secrets
 from . import page
 from .conversation import Said, conversation
 from .heat import heat_strip
-from .read import RunData, given_by_data, load_run, load_samples, name_of_given, names_of, sample_steps
+from .read import RunData, given_by_data, load_run, load_samples, name_of_given, names_of, points, sample_steps
 from .svg import Series, line_chart, running_mean
 from .text import number, shorten
 from .tokens import coloured
@@ -175,7 +175,7 @@ def _facts(run: RunData) -> list[tuple[str, str]]:
 
 def _shares_of_time(run: RunData) -> str | None:
     parts = {"rollouts": "rollouts and rewards", "update": "update", "publish": "publishing weights"}
-    spent = {text: sum(value or 0.0 for value in run.column(f"{name}/seconds")[1]) for name, text in parts.items()}
+    spent = {text: sum(value or 0.0 for value in points(run.rows, f"{name}/seconds")[1]) for name, text in parts.items()}
     if not (whole := sum(spent.values())):
         return None
     return ", ".join(f"{text} {seconds / whole:.0%}" for text, seconds in spent.items())
@@ -347,14 +347,14 @@ def _chart(
     series = [s for i, run in enumerate(runs) for s in _curve(run, metric, names[i], i, alone=len(runs) == 1)]
     if series and len(runs) == 1:
         # Colours 0 and 1 belong to the metric itself and its running mean.
-        more = [(label, *runs[0].column(m)) for m, label in _DRAWN_TOGETHER.get(metric, {}).items()]
+        more = [(label, *points(runs[0].rows, m)) for m, label in _DRAWN_TOGETHER.get(metric, {}).items()]
         series += [Series(label, x, y, colour=i) for i, (label, x, y) in enumerate(more, start=2) if x]
     return line_chart(series, title=title, y_label=unit, y_range=fixed, standalone=False) if series else ""
 
 
 def _curve(run: RunData, metric: str, name: str, colour: int, *, alone: bool) -> list[Series]:
     """The series of one run's metric: a long curve faintly with its running mean; for accuracy, evaluations too."""
-    steps, values = run.column(metric)
+    steps, values = points(run.rows, metric)
     label = ("training" if metric in _HELD_OUT else "") if alone else name
     series: list[Series] = []
     # Short curves show their values alone.
@@ -373,7 +373,7 @@ def _curve(run: RunData, metric: str, name: str, colour: int, *, alone: bool) ->
 def _evaluations(run: RunData, metric: str, name: str, colour: int, *, alone: bool) -> list[Series]:
     """The held-out values of one run as points with their intervals; no series before the first evaluation."""
     held_out, *bounds = _HELD_OUT[metric]
-    at, values = run.column(held_out)
+    at, values = points(run.rows, held_out)
     if not at:
         return []
     by_step = {row["step"]: row for row in run.rows if held_out in row}

@@ -14,10 +14,12 @@ from typing import Any
 from ...config import PAIRED
 from ...diagnostics.health import HealthWarning, findings
 from ...diagnostics.outcome import outcome
-from ...errors import DataError
+from ...errors import DataError, nearest
+from ...utils.metric_rows import is_evaluation
 from .. import changes
 from ..changes import RunChange
 from ..folder import decode_row
+from ..metric_help import HELP, is_known
 from ..rollouts import schema
 from . import safe_files
 
@@ -43,11 +45,18 @@ class RunData:
     def column(self, name: str) -> tuple[list[int], list[float | None]]:
         """Steps and values of a metric, ordered by step; None if the value was not finite.
 
-        Leaves out steps without the metric.
+        Leaves out steps without the metric; empty for one of docs/runs.md that this run never had. Raises DataError for
+        any other name.
         """
-        pairs = [(row["step"], row[name]) for row in self.rows if _is_number(row.get(name))]
-        pairs.sort(key=lambda pair: pair[0])
-        return [s for s, _ in pairs], [v if math.isfinite(v) else None for _, v in pairs]
+        known = dict.fromkeys(key for row in self.rows for key in row if key != "step")
+        # Of a run that has just begun not every name is known.
+        begun = not all(is_evaluation(row) for row in self.rows)
+        if begun and name not in known and not is_known(name, known):
+            raise DataError(
+                f"column: {self.folder} has no metric {name!r}{nearest(name, [*known, *HELP])}; it has "
+                f"{', '.join(known)}"
+            )
+        return points(self.rows, name)
 
     @property
     def health(self) -> list[HealthWarning]:
@@ -77,14 +86,36 @@ class RunData:
 
     def completions(self, step: int | None = None, *, kind: str = "rollouts", most: int = 64) -> list[dict[str, Any]]:
         """The first ``most`` completions of a step with score, parts and status, by default of the last step; with
-        ``kind="evals"`` of an evaluation."""
+        ``kind="evals"`` of an evaluation. Raises DataError for a step that has none."""
         if kind not in ("rollouts", "evals"):  # without a check, a mistyped one has no completions
             raise DataError(f"kind: got {kind!r}, accepts 'rollouts' or 'evals'")
+        there = sample_steps(self.folder, kind)
+        if step is not None and step not in there:
+            raise DataError(f"step: got {step}, but {self.folder} has no {kind} of it; {_told(there, step)}")
         return load_samples(self.folder, kind=kind, step=step, most=most)
 
     def metric_names(self) -> list[str]:
         """Every numeric column, in order of first appearance."""
         return list(dict.fromkeys(k for row in self.rows for k, v in row.items() if k != "step" and _is_number(v)))
+
+
+def points(rows: Sequence[Mapping[str, Any]], name: str) -> tuple[list[int], list[float | None]]:
+    """Steps and values of any column, ordered by step; none if no row has it."""
+    pairs = [(row["step"], row[name]) for row in rows if _is_number(row.get(name))]
+    pairs.sort(key=lambda pair: pair[0])
+    return [s for s, _ in pairs], [v if math.isfinite(v) else None for _, v in pairs]
+
+
+def _told(steps: Sequence[int], wanted: int) -> str:
+    """Which steps there are, in a few words.
+
+    >>> _told([1, 2, 4, 8], 5), _told([0], 5), _told([], 5)
+    ('there are 4 steps from 1 to 8, the nearest is 4', 'there is step 0 alone', 'there are none of any step')
+    """
+    if len(steps) < 2:
+        return f"there is step {steps[0]} alone" if steps else "there are none of any step"
+    close = min(steps, key=lambda step: abs(step - wanted))
+    return f"there are {len(steps)} steps from {steps[0]} to {steps[-1]}, the nearest is {close}"
 
 
 def given_by_data(config: Mapping[str, Any]) -> str:

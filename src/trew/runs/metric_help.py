@@ -1,8 +1,9 @@
-"""One line about each metric, and the order in which the page shows them. docs/runs.md says more."""
+"""One line about each metric, and the order in which the page of trew view shows them. docs/runs.md says more."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "Reward": (
@@ -124,6 +125,12 @@ HELP: dict[str, str] = {
     "health": "number of warnings that apply",
 }
 
+EVALUATION = (
+    "eval_accuracy", "eval_low", "eval_high", "eval_n", "eval_loss", "eval_loss_low", "eval_loss_high",
+    "eval_perplexity", "eval_preference_margin", "eval_preference_accuracy",
+)  # fmt: skip
+"""Metrics of evaluations, which the page shows as curves of their own."""
+
 
 def help_of(name: str) -> str:
     """The line about a metric; empty if there is none.
@@ -137,6 +144,22 @@ def help_of(name: str) -> str:
         if pattern.fullmatch(name):
             return HELP[key]
     return ""
+
+
+def is_known(name: str, columns: Iterable[str]) -> bool:
+    """Whether a run with these columns might have had this metric too: a row has it only where it says something.
+
+    The names of rewards, data sets and monitors are the run's own, so that one that it does not have is none.
+
+    >>> is_known("kl", []), is_known("eval_low", []), is_known("age/3", []), is_known("rewrd", ["reward"])
+    (True, True, True, False)
+    >>> is_known("reward/math/timeout", ["reward/math"]), is_known("reward/maths", ["reward/math"])
+    (True, False)
+    """
+    above = name.rpartition("/")[0]
+    if name in HELP or name in EVALUATION or above == "age":
+        return True
+    return "/" in above and bool(help_of(name)) and any(f"{column}/".startswith(f"{above}/") for column in columns)
 
 
 _PATTERNS = (
