@@ -10,10 +10,10 @@ import pytest
 from trew.config import Config, parse
 from trew.runs import RunFolder
 from trew.runs.compare import Choices
+from trew.runs.metric_help import HELP
 from trew.runs.rollouts import schema
 from trew.view.about_values import ABOUT
 from trew.view.completion import GAPS, VALUES
-from trew.runs.metric_help import HELP
 from view_help import client, episode, get, group, make_run, write_eval, write_step
 
 ROW = {

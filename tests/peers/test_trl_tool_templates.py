@@ -13,6 +13,9 @@ import tool_help
 from tool_help import call, renderer
 from trew.env.tools import recognised, tool_of
 from trew.errors import ConfigError
+from trew.models.loading import load_tokenizer
+from trew.rollout import Renderer
+from trew.types import Prompt
 
 FOLDER = Path(trl.__file__).with_name("chat_templates")
 SEARCH, NOW = tool_of(tool_help.search), tool_of(tool_help.now)
@@ -34,6 +37,20 @@ def tokenizer(name: str):
     made = tiny.tokenizer(bos=True)
     made.chat_template = (FOLDER / f"{name}.jinja").read_text()
     return made
+
+
+def test_qwen3_does_not_think_where_a_copy_of_its_template_says_so(tmp_path):
+    model, file = str(tiny.save(tmp_path / "model")), tmp_path / "no-thinking.jinja"
+    own = (FOLDER / "qwen3.jinja").read_text()
+    file.write_text("{% set enable_thinking = false %}\n" + own)
+    made, messages = load_tokenizer(model, chat_template=str(file)), [{"role": "user", "content": "q"}]
+    prompt = Prompt("p", messages=tuple(messages))
+    rendered = Renderer(made).render(prompt)
+    options = {"tokenize": False, "add_generation_prompt": True, "chat_template": own}
+    assert rendered == made.apply_chat_template(messages, **options, enable_thinking=False)
+    assert rendered.endswith("<think>\n\n</think>\n\n")
+    assert "<think>" not in made.apply_chat_template(messages, **options)
+    assert not Renderer(made).check([prompt])
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS))

@@ -68,7 +68,30 @@ def test_no_configuration(folder):
     (folder / "config.json").unlink()
     assert "has no config.json" in only(loading.check(str(folder)))
     (folder / "adapter_config.json").write_text("{}")
-    assert "adapter without its base model" in only(loading.check(str(folder)))
+    problem = only(loading.check(str(folder)))
+    assert "adapter without its base model" in problem
+    assert f"PeftModel.from_pretrained(base, {str(folder)!r}).merge_and_unload().save_pretrained('merged')" in problem
+
+
+@pytest.mark.parametrize("named", [".", "actor", "actor/huggingface"])
+def test_a_checkpoint_of_verl_is_to_be_merged_by_verl(folder, tmp_path, named):
+    """It had no config.json, or was an incomplete download."""
+    actor = tmp_path / "global_step_5" / "actor"
+    actor.mkdir(parents=True)
+    (folder / "model.safetensors").unlink()
+    folder.rename(actor / "huggingface")  # configuration and tokenizer
+    for rank in range(2):
+        (actor / f"model_world_size_2_rank_{rank}.pt").write_bytes(b"x")
+    problem = only(loading.check(str(tmp_path / "global_step_5" / named)))
+    assert "is of a checkpoint of verl" in problem
+    assert f"python -m verl.model_merger merge --backend fsdp --local_dir {actor} --target_dir merged" in problem
+    assert problem.endswith("then model = 'merged'")
+
+
+def test_a_checkpoint_of_trl_is_a_model(folder):
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin", "trainer_state.json"):
+        (folder / name).write_bytes(b"x")
+    assert loading.check(str(folder)) == []
 
 
 @pytest.mark.parametrize("text", ["{", "", "[]", "\xff"])

@@ -86,6 +86,28 @@ def test_templates_of_the_tokenizer_plain_or_from_a_file(tmp_path):
         loading.load_tokenizer(folder, chat_template="nowhere.jinja")
 
 
+THINKING = (
+    "{%- for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
+    "{%- endfor %}{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}"
+    "{%- if enable_thinking is defined and enable_thinking is false %}{{ '<think>\n\n</think>\n\n' }}{%- endif %}"
+    "{%- endif %}"
+)
+"""How Qwen3's template ends."""
+
+
+def test_a_template_may_set_what_others_pass_as_its_arguments(tmp_path):
+    """chat_template_kwargs of TRL and verl, as docs/models.md shows it."""
+    folder, file = str(tiny.save(tmp_path / "model")), tmp_path / "no-thinking.jinja"
+    file.write_text("{% set enable_thinking = false %}\n" + THINKING)
+    tokenizer = loading.load_tokenizer(folder, chat_template=str(file))
+    rendered = Renderer(tokenizer).render(USER)
+    assert rendered.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    messages = [dict(message) for message in USER.messages or ()]
+    options = {"tokenize": False, "add_generation_prompt": True, "chat_template": THINKING}
+    assert rendered == tokenizer.apply_chat_template(messages, **options, enable_thinking=False)
+    assert rendered != tokenizer.apply_chat_template(messages, **options)
+
+
 def test_plain_keeps_the_begin_token_that_the_tokenizer_would_write(tmp_path):
     folder = str(tiny.save(tmp_path / "m", chat=False, bos=True))
     renderer = Renderer(loading.load_tokenizer(folder, chat_template="plain"))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
-import copy
 import pytest
 import torch
 

@@ -167,11 +167,34 @@ def _name_problems(config: dict[str, Any], name: str) -> list[str]:
 def _why_no_config(folder: Path, name: str) -> str:
     """Says what a folder without config.json is instead of a model."""
     if (folder / "adapter_config.json").is_file():
-        merged = " (the folder above it has the two merged)" if (folder.parent / "config.json").is_file() else ""
-        return f"model: {name} holds an adapter without its base model{merged}; merge them and save the whole model"
+        if (folder.parent / "config.json").is_file():
+            return (
+                f"model: {name} holds an adapter without its base model (the folder above it has the two merged): give "
+                "that one"
+            )
+        return (
+            f"model: {name} holds an adapter without its base model; merge them and save the whole model, by peft: "
+            f"PeftModel.from_pretrained(base, {str(folder)!r}).merge_and_unload().save_pretrained('merged'), and its "
+            "tokenizer beside it"
+        )
+    if unmerged := _shards_of_verl(folder, name):
+        return unmerged
     if list(folder.glob("*.gguf")):
         return f"model: {name} holds GGUF files; give a folder in Hugging Face layout (config.json, safetensors)"
     return f"model: {name} has no config.json, so it is not a Hugging Face model folder"
+
+
+def _shards_of_verl(folder: Path, name: str) -> str:
+    """Says how to merge a checkpoint of verl, of which ``folder`` is any folder: that of a step, of the actor with a
+    pickle file for each rank, or beside these files, with configuration and tokenizer alone. Empty if it is none."""
+    for actor in (folder, folder.parent, folder / "actor"):
+        if any(actor.glob("model_world_size_*_rank_*.pt")):
+            return (
+                f"model: {name} is of a checkpoint of verl, whose weights are in one file for each rank; merge them in "
+                f"verl's environment: python -m verl.model_merger merge --backend fsdp --local_dir {actor} "
+                "--target_dir merged, then model = 'merged'"
+            )
+    return ""
 
 
 _SIZES = (
@@ -369,6 +392,8 @@ def _weight_problems(folder: Path, name: str) -> list[str]:
             f"model: {name} lacks {len(missing)} of {len(here) + len(missing)} weight files ({names}); the download is "
             "not complete: fetch it again"
         ]
+    if not here and (unmerged := _shards_of_verl(folder, name)):
+        return [unmerged]
     if not here and any(list(folder.glob(f"*{suffix}")) for suffix in (".bin", ".pt", ".pth")):
         return [
             f"model: {name} has its weights in pickle files (*.bin, *.pt), which can run code when read; trew reads "

@@ -79,7 +79,7 @@ def check(
         there = files.is_path(name) or files.offline()
         problems += files.model_problems(folder, name, weights=there, kind=kind)
         problems += [] if problems else _damage(folder, name, notes if notes is not None else [])
-    tokens = folder
+    tokens = folder if folder and (folder / "config.json").is_file() else None  # None: of no model, said above
     if tokenizer:
         tokens, found = _locate_for_check(tokenizer, "tokenizer")
         problems += found

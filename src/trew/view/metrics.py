@@ -7,8 +7,8 @@ import re
 from typing import Any
 
 from ..diagnostics.health import finite
-from .curves import Curves
 from ..runs.metric_help import GROUPS, help_of
+from .curves import Curves
 from .viewed import ViewedRun, whole
 
 _EVENT = re.compile(r"(?P<when>\S+) (?:step (?P<step>\d{1,15}): )?(?P<text>.*)")

@@ -175,7 +175,9 @@ def _facts(run: RunData) -> list[tuple[str, str]]:
 
 def _shares_of_time(run: RunData) -> str | None:
     parts = {"rollouts": "rollouts and rewards", "update": "update", "publish": "publishing weights"}
-    spent = {text: sum(value or 0.0 for value in points(run.rows, f"{name}/seconds")[1]) for name, text in parts.items()}
+    spent = {
+        text: sum(value or 0.0 for value in points(run.rows, f"{name}/seconds")[1]) for name, text in parts.items()
+    }
     if not (whole := sum(spent.values())):
         return None
     return ", ".join(f"{text} {seconds / whole:.0%}" for text, seconds in spent.items())
