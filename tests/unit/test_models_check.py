@@ -73,6 +73,13 @@ def test_no_configuration(folder):
     assert f"PeftModel.from_pretrained(base, {str(folder)!r}).merge_and_unload().save_pretrained('merged')" in problem
 
 
+def test_adapters_below_the_model_that_has_them_are_not_to_be_merged_again(folder):
+    (folder / "adapter").mkdir()
+    (folder / "adapter" / "adapter_config.json").write_text("{}")
+    problem = only(loading.check(str(folder / "adapter")))
+    assert problem.endswith("(the folder above it has the two merged): give that one")
+
+
 @pytest.mark.parametrize("named", [".", "actor", "actor/huggingface"])
 def test_a_checkpoint_of_verl_is_to_be_merged_by_verl(folder, tmp_path, named):
     """It had no config.json, or was an incomplete download."""
