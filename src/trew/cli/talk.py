@@ -31,7 +31,8 @@ PROMPT = "you> "
 
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "temperature": (
-        lambda x: x == 0 or limits.COLDEST <= x <= limits.NUMBER, f"0 (greedy), or at least {limits.COLDEST:g}",
+        lambda x: x == 0 or limits.COLDEST <= x <= limits.NUMBER,
+        f"0 (greedy), or at least {limits.COLDEST:g}",
     ),
     "top_p": (lambda x: 0 < x <= 1, "a number above 0 and at most 1"),
     "max_tokens": (
