@@ -22,6 +22,7 @@ from trew.objective.correction import (
     off_policy_sequences,
 )
 from trew.objective.covariance import ClipCov, CovariancePenalty, covariance, tokens_of
+from trew.objective.covariance import _seed_of as covariance_seed
 from trew.objective.divergence import KL, SequenceSquare, kl_derivative, kl_value
 from trew.objective.entropy_bonus import EntropyBonus
 from trew.objective.preference import trpa_loss
@@ -219,15 +220,13 @@ def test_clip_cov_stays_strictly_between_its_bounds():
     assert cut.surrogate(f(2, 1), advantages=batch.advantages, batch=batch).tolist() == [4.5, 0]
 
 
-@pytest.mark.parametrize("known", ["rollout_logprobs", "rewards"])
-def test_clip_cov_draws_anew_for_other_completions_and_the_same_in_any_order(known):
+def test_clip_cov_draws_anew_for_other_completions_and_the_same_in_any_order():
     """One of the same 8 candidates in all batches: each is drawn in an eighth of the batches."""
     gate, drawn = ClipCov(share=1 / 8, cov_low=-9.0, cov_high=9.0), torch.zeros(8)
     advantages, g = torch.arange(8.0), torch.Generator().manual_seed(1)
     for _ in range(800):
-        own = torch.rand(8, generator=g)
-        batch = step([[-k / 2] for k in range(8)], advantages=advantages,
-                     **{known: -own[:, None] if known == "rollout_logprobs" else own})  # fmt: skip
+        batch = step([[-(k**1.3) / 4] for k in range(8)], advantages=advantages,
+                     rollout_logprobs=-torch.rand(8, 1, generator=g))  # fmt: skip
         w = gate(torch.ones(8), advantages=advantages, batch=batch)
         drawn += w == 0
     assert int(drawn.sum()) == 800
@@ -235,6 +234,21 @@ def test_clip_cov_draws_anew_for_other_completions_and_the_same_in_any_order(kno
     order = torch.randperm(8, generator=g)
     other = gate(torch.ones(8), advantages=advantages[order], batch=batch.select(order))
     assert torch.equal(other, w[order])
+
+
+def test_clip_cov_draws_by_lengths_and_rewards_where_the_sampler_s_log_probs_are_cut():
+    g, found = torch.Generator().manual_seed(1), set()
+    for _ in range(100):
+        lengths = torch.randint(1, 40, (8, 1), generator=g)
+        rewards = torch.randint(0, 2, (8,), generator=g).double()
+        batch = step([[0.0] * 40] * 8, rewards=rewards, mask=torch.arange(40)[None] < lengths)
+        seed = covariance_seed(batch, 3)
+        found.add(seed)
+        assert covariance_seed(batch, 4) == seed + 1
+        assert covariance_seed(batch.replace(rewards=rewards - 3), 3) == seed
+        assert covariance_seed(batch.select(torch.randperm(8, generator=g)), 3) == seed
+        assert covariance_seed(batch.replace(rewards=torch.stack((rewards, rewards), 1)), 3) != seed
+    assert len(found) > 90
 
 
 def test_corrections_on_their_bounds():

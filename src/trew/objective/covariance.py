@@ -45,12 +45,17 @@ def tokens_of(share: float, mask: Tensor) -> int:
 
 def _seed_of(batch: TokenBatch, seed: int) -> int:
     """A seed that follows from ``seed`` and from what was sampled, in any order of sequences. Only what is recorded
-    counts: what is computed anew may round otherwise on another number of ranks."""
-    found = seed + 7 * int(batch.lengths.square().sum())
-    for factor, values in ((31, batch.rewards), (127, batch.rollout_logprobs)):
-        if values is not None:
-            bits = values.detach().cpu().float().nan_to_num().contiguous().view(torch.int32)
-            found += factor * int(bits.long().sum())
+    counts: what is computed anew may round otherwise on another number of ranks. Of rewards their order, which decides
+    advantages, and of tokens those with a loss."""
+    size = batch.lengths.square()
+    if batch.rewards is not None:
+        rewards = batch.rewards if batch.rewards.ndim == 2 else batch.rewards[:, None]
+        for column in rewards.detach().nan_to_num(-torch.inf).unbind(1):
+            size = size * (2 + column.unique(return_inverse=True)[1])
+    found = seed + int(size.sum())
+    if batch.rollout_logprobs is not None:
+        sampled = batch.rollout_logprobs.detach()[batch.mask].cpu().float()
+        found += 127 * int(sampled.view(torch.int32).long().sum())
     return found % 2**63
 
 
@@ -59,8 +64,8 @@ class ClipCov(Weight):
     """PPO's clip, and w = 0 for max(1, share N) tokens drawn from those that are not clipped and whose covariance is
     between ``cov_low`` and ``cov_high``: Clip-Cov, arXiv 2505.22617 eq. 11.
 
-    The draw depends on ``seed``, on what was sampled and its rewards, and on the tokens' values, but not on their
-    order: other completions get another draw, and the same ones the same, on any device and number of ranks.
+    The draw depends on ``seed``, on what was sampled, and on the tokens' values, but not on their order: other
+    completions get another draw, and the same ones the same, on any device and number of ranks.
     """
 
     eps_low: float = 1.0
