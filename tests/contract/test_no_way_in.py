@@ -38,7 +38,7 @@ MAY = {
     },  # names of our own modules, commands, workers, backends and extras, and of the standard library
     "file import": {
         "rewards/isolation/task_process.py",
-        "rewards/user/loading.py",
+        "utils/user_files.py",
         "rewards/sandbox/inside.py",
     },
     "temporary place": {"rewards/sandbox/host/boxes.py", "rewards/sandbox/host/stage.py"},  # inside a box

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from ..errors import ConfigError, nearest
-from ..rewards.user.loading import is_file_spec, load_named, sources_of
+from ..utils.user_files import is_file_spec, load_named, sources_of
 from .adapters import ADAPTERS, JUDGE_STOPPED, adapt
 from .builtin.calculator import calculator
 from .builtin.grid import grid

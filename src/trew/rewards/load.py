@@ -12,7 +12,7 @@ from .builtin.kinds import KINDS, argument_problems, unknown_kind
 from .combine import Reward
 from .names import numbered
 from .user.functions import UserFunction
-from .user.loading import is_file_spec
+from ..utils.user_files import is_file_spec
 from .user.process import Process
 from .user.session import FunctionHost, Spec
 

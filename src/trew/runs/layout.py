@@ -99,7 +99,7 @@ def _content_problems(folder: Path, layout: Layout, *, resume: bool, overwrite: 
 
 
 _READ = frozenset({
-    "model", "reward_model", "tokenizer", "chat_template", "train", "eval", "pairs", "runs", "name", "tools",
+    "model", "reward_model", "tokenizer", "chat_template", "train", "eval", "pairs", "preset", "runs", "name", "tools",
 })  # fmt: skip
 """Last words of the settings that name files or folders which a run reads; ``FILE.py:NAME`` of functions and classes,
 after ``trl:`` too."""

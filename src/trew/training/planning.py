@@ -23,7 +23,7 @@ from ..models.lora import Adapters
 from ..objective import Objective, preset
 from ..rewards import RewardSet
 from ..rewards.gold_checks import Bar
-from ..rewards.user.loading import is_file_spec
+from ..utils.user_files import is_file_spec
 from ..rollout.chat import Lengths, Renderer
 from ..rollout.given import Demonstrations, encode
 from ..runs.rollouts import Sampler

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...errors import ConfigError
-from ...rewards.user.loading import load_named, sources_of
+from ...utils.user_files import load_named, sources_of
 from ...types import Message
 from ..protocol import Environment, Reply, Say, Tool
 from ..tools.builtin import ToolError

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import SandboxError, nearest
-from ...rewards.user.loading import describe
+from ...utils.user_files import describe
 from ..protocol import Call, Tool
 from . import arguments
 from .builtin import ToolError

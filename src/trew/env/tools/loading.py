@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 from ...errors import ConfigError, nearest
-from ...rewards.user.loading import is_file_spec, load_function, sources_of
+from ...utils.user_files import is_file_spec, load_function, sources_of
 from ..protocol import Tool
 from .builtin import BUILTIN, sandbox
 from .schema import tool_of

@@ -1,4 +1,6 @@
-"""Algorithms by name: a function each, whose parameters are its settings, and one table that lists them."""
+"""Algorithms by name: a function each, whose parameters are its settings, and one table that lists them. A name may also
+be that of a function or an objective in a file of the user's, as ``path/to/file.py:name``.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,10 @@ from typing import Any
 
 from ...errors import ConfigError, nearest
 from ...utils import peer_names
+from ...utils.user_files import describe, is_file_spec, shown, where
 from .. import options as common
+from .. import own as users
+from .. import trial
 from ..objective import Objective
 from . import clip, distillation, entropy, group, imitation, policy_gradient, sequence, trust, turns
 
@@ -89,13 +94,23 @@ def presets() -> tuple[str, ...]:
     return tuple(PRESETS)
 
 
+def builder(name: str) -> Callable[..., Objective]:
+    """The function that makes an objective; its parameters are the settings. That of a file is loaded."""
+    return users.load(name).make if is_file_spec(name) else PRESETS[name]
+
+
+def doc(name: str) -> str:
+    """What the author of an objective says about it."""
+    return users.load(name).doc if is_file_spec(name) else PRESETS[name].__doc__ or ""
+
+
 def settings(name: str) -> dict[str, Any]:
     """A preset's own settings with their defaults.
 
     >>> settings("dr-grpo")
     {'eps_low': 0.2, 'eps_high': 0.2}
     """
-    return {p.name: p.default for p in inspect.signature(PRESETS[name]).parameters.values()}
+    return {p.name: p.default for p in inspect.signature(builder(name)).parameters.values()}
 
 
 def kinds(name: str) -> dict[str, type]:
@@ -104,7 +119,8 @@ def kinds(name: str) -> dict[str, type]:
     >>> kinds("ppo")["critic_lam"], settings("ppo")["critic_lam"]
     (<class 'float'>, None)
     """
-    return {p.name: _KINDS[p.annotation] for p in inspect.signature(PRESETS[name]).parameters.values()}
+    parameters = inspect.signature(builder(name)).parameters.values()
+    return {p.name: kind for p in parameters if (kind := users.kind_of(p.annotation)) is not None}
 
 
 def meant(name: str) -> str:
@@ -119,31 +135,61 @@ def meant(name: str) -> str:
 def preset(name: str, /, **overrides: Any) -> Objective:
     """The algorithm ``name`` with some of its settings changed, or some of the options that all algorithms have.
 
-    Raises ConfigError that lists everything wrong with the overrides.
+    ``name`` may be ``path/to/file.py:name``, of a function that returns an Objective or of an Objective; what it makes
+    is tried on a small step. Raises ConfigError that lists everything wrong with the overrides, or says what is wrong
+    with the file.
 
     >>> preset("dapo", eps_high=0.3, correction="tis").weight
     Clip(eps_low=0.2, eps_high=0.3)
     """
-    if not isinstance(name, str) or name not in PRESETS:
-        raise ConfigError(f"objective.preset: got {name!r}{meant(str(name))}, accepts {', '.join(PRESETS)}")
+    if not isinstance(name, str) or not (is_file_spec(name) or name in PRESETS):
+        got = f"an object of {type(name).__name__}" if isinstance(name, Objective) else f"{name!r}{meant(str(name))}"
+        raise ConfigError(
+            f"objective.preset: got {got}, accepts {', '.join(PRESETS)}, or path/to/file.py:name for your own"
+        )
     own = settings(name)
     if problems := [p for key, value in overrides.items() for p in _problems(name, own, key, value)]:
         raise ConfigError(problems)
     try:
-        objective = PRESETS[name](**_as_declared(overrides, kinds(name)))
+        objective = _made(name, _as_declared(overrides, kinds(name)))
         options = {k: kind for k, kind in _OPTIONS.items() if k not in own}  # a preset's own setting goes first
-        return common.apply(objective, **_as_declared(overrides, options))
+        objective = common.apply(objective, **_as_declared(overrides, options))
     except ValueError as error:
         # A component's message begins with the setting ("eps_low: got"): with the prefix it names the recipe's key.
         raise ConfigError(f"objective.{error}") from None
+    if is_file_spec(name):
+        _try(name, objective)
+    return objective
 
 
-# By the text of an annotation: annotations are postponed, so that fields and parameters have the text alone.
-_KINDS: Mapping[str, type] = {"float": float, "float | None": float, "int": int, "str": str, "bool": bool}
+def _made(name: str, given: Mapping[str, Any]) -> Objective:
+    """The objective with its own settings, before the options that every objective has."""
+    if not is_file_spec(name):
+        return PRESETS[name](**given)
+    file = users.load(name)
+    objective = users.make(file, given)
+    if problems := trial.problems_of_components(objective, _located(file)):
+        raise ConfigError([f"objective.preset: {file.path}: {file.name}: {problem}" for problem in problems])
+    return objective
+
+
+def _try(name: str, objective: Objective) -> None:
+    """Raises ConfigError if an objective of a file does not work on a small step."""
+    file = users.load(name)
+    if problem := trial.problem_on_a_step(objective, _located(file)):
+        raise ConfigError(f"objective.preset: {file.path}: {file.name}: {problem}")
+
+
+def _located(file: users.Own) -> Callable[[BaseException], str]:
+    return lambda error: f"{where(error, file.path)}: {describe(error)}"
+
+
 _SHOWN = {float: "a number", int: "a whole number", str: "a text", bool: "True or False"}
 
 
-_OPTIONS = {f.name: _KINDS[str(f.type)] for f in dataclasses.fields(common.Options)}
+_OPTIONS = {
+    f.name: kind for f in dataclasses.fields(common.Options) if (kind := users.kind_of(str(f.type))) is not None
+}
 
 
 def _problems(name: str, own: Mapping[str, Any], key: str, value: Any) -> list[str]:
@@ -154,7 +200,7 @@ def _problems(name: str, own: Mapping[str, Any], key: str, value: Any) -> list[s
     if key in _OPTIONS:
         return _mismatch(key, value, _OPTIONS[key], "")
     return [
-        f"objective.{key}: {name} has no such setting{_meant(key, own)}; accepts "
+        f"objective.{key}: {shown(name)} has no such setting{_meant(key, own)}; accepts "
         f"{', '.join(own) or 'none of its own'}; and as every objective {', '.join(_OPTIONS)}"
     ]
 

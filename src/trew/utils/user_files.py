@@ -1,4 +1,4 @@
-"""Loads a user's reward function from the file that a recipe names: an explicit path, never a module search."""
+"""Loads a user's function or value from the file that a recipe names: an explicit path, never a module search."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ...errors import ConfigError, nearest
+from ..errors import ConfigError, nearest
 from .preserved import importable, preserved_state
 
 
 def is_file_spec(name: str) -> bool:
-    """Whether a reward's name means a function in a file rather than a built-in.
+    """Whether a name means something in a file rather than a built-in.
 
     >>> is_file_spec("rewards.py:length"), is_file_spec("rewards.py"), is_file_spec("gsm8k")
     (True, True, False)
@@ -37,20 +37,31 @@ def load_function(spec: str, modules: dict[Path, ModuleType] | None = None) -> t
     return function, path, name
 
 
-def load_named(spec: str, modules: dict[Path, ModuleType] | None = None) -> tuple[Callable[..., Any], Path, str]:
-    """The function or class of ``path/to/file.py:name``, the file's path and the name.
+def load_named(
+    spec: str, modules: dict[Path, ModuleType] | None = None, *, value: tuple[type, ...] = ()
+) -> tuple[Any, Path, str]:
+    """The function or class of ``path/to/file.py:name``, or its value of these types; the file's path; the name.
 
     The file is run once per ``modules``; what it imports is looked for in its own folder after everything installed.
     Raises ConfigError with the one thing that is wrong.
     """
     modules = {} if modules is None else modules
-    path, name = _file_and_name(spec)
+    path, name = file_and_name(spec)
     if path not in modules:
         modules[path] = _run_file(path)
-    return _named(modules[path], path, name), path, name
+    return _named(modules[path], path, name, value), path, name
 
 
-def _file_and_name(spec: str) -> tuple[Path, str]:
+def shown(name: str) -> str:
+    """A name as people read it: of a file, its last part.
+
+    >>> shown("/home/ada/own.py:tent"), shown("grpo")
+    ('own.py:tent', 'grpo')
+    """
+    return os.path.basename(name) if is_file_spec(name) else name
+
+
+def file_and_name(spec: str) -> tuple[Path, str]:
     """The file and the function's name in ``path/to/file.py:function``; the name is empty if it is left out.
 
     Raises ConfigError if there is no such file.
@@ -69,25 +80,28 @@ def _file_and_name(spec: str) -> tuple[Path, str]:
     return path, name
 
 
-def _named(module: ModuleType, path: Path, name: str) -> Callable[..., Any]:
-    """The function of that name in a module. Raises ConfigError, with the names that it could be."""
+def _named(module: ModuleType, path: Path, name: str, value: tuple[type, ...]) -> Any:
+    """The function or value of that name in a module. Raises ConfigError, with the names that it could be."""
     # a function that the file imported is not one that it offers
-    defined = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
+    defined = [
+        n for n, v in vars(module).items()
+        if isinstance(v, value) or (callable(v) and getattr(v, "__module__", "") == module.__name__)
+    ]  # fmt: skip
     choices = f"it defines {', '.join(defined)}" if defined else "it defines no function"
     if not name:
         raise ConfigError(f"{path}: which function? write {path.name}:FUNCTION; {choices}")
     if not hasattr(module, name):
         raise ConfigError(f"{path}: has no function {name!r}{nearest(name, defined)}; {choices}")
-    function = getattr(module, name)
-    if not callable(function):
-        raise ConfigError(f"{path}: {name} is not a function but {type(function).__name__}; {choices}")
-    return function
+    found = getattr(module, name)
+    if not callable(found) and not isinstance(found, value):
+        raise ConfigError(f"{path}: {name} is not a function but {type(found).__name__}; {choices}")
+    return found
 
 
 def _run_file(path: Path) -> ModuleType:
     # By path: two files of one name are two modules.
     tag = hashlib.sha256(str(path).encode("utf-8", "surrogateescape")).hexdigest()[:8]
-    name = f"trew_user_reward_{tag}"
+    name = f"trew_user_file_{tag}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None, path
     assert spec.loader is not None, path
@@ -103,7 +117,7 @@ def _run_file(path: Path) -> ModuleType:
 
 
 def sources_of(path: Path) -> dict[str, str]:
-    """SHA-256 of a reward's file and of the modules that were imported from its folder, by path below that; not of
+    """SHA-256 of a file and of the modules that were imported from its folder, by path below that; not of
     installed packages, or of what is imported only when a function is called."""
     folder, found = path.parent.resolve(), {path.resolve()}
     files = [
