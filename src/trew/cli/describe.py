@@ -19,8 +19,9 @@ from ..errors import ConfigError
 from ..objective import Objective
 from ..objective.advantage import BaselineAdvantage
 from ..objective.options import Options
-from ..objective.presets import PRESETS, meant, preset, settings
+from ..objective.presets import PRESETS, doc, meant, preset, settings
 from ..objective.scale import NoScaling
+from ..utils.user_files import is_file_spec, short_name
 
 AXES = {
     "keep": "which completions count at all",
@@ -100,6 +101,7 @@ UNSAID = ("ddof", "std_eps", "seed", "normalize", "rarity", "h_max")
 class Description:
     """Everything there is to say about one preset with given settings."""
 
+    name: str  # as it is chosen; of a file, its last part
     objective: Objective
     summary: str
     equation: str  # in the paper's own form
@@ -110,10 +112,6 @@ class Description:
     settings: Mapping[str, tuple[Any, Any]]  # name -> (value, default)
     options: Mapping[str, tuple[Any, Any]]  # common options that differ from what most presets have, likewise
 
-    @property
-    def name(self) -> str:
-        return self.objective.name
-
     def axes(self) -> list[tuple[str, str]]:
         """(axis, equation) of each choice."""
         return [(axis, component.equation()) for axis, component in self.objective.components()]
@@ -122,12 +120,12 @@ class Description:
 def describe(name: str, /, **overrides: Any) -> Description:
     """Describes ``preset(name, **overrides)``; raises the ConfigError of ``preset``."""
     objective = preset(name, **overrides)
-    build = PRESETS[name]
-    summary, equation, paragraphs = parse(build.__doc__ or "")
+    summary, equation, paragraphs = parse(doc(name))
     use = [p for p in paragraphs if p.startswith("Use it")]
     deviations = [p for p in paragraphs if p.startswith("Deviations:")]
     own = settings(name)
     return Description(
+        name=short_name(name),
         objective=objective,
         summary=summary,
         equation=equation,
@@ -195,7 +193,7 @@ def text(d: Description, *, width: int = 100) -> str:
     """The description for a terminal of ``width`` columns."""
     # The first line is the coefficient C_t; the lines below are its axes, which are wrapped here.
     head, *_ = d.objective.equation().splitlines()
-    blocks = [d.name, "\n".join(_wrapped(d.summary, width))]
+    blocks = [d.name, *(["\n".join(_wrapped(d.summary, width))] if d.summary else [])]
     blocks += [_hanging("    ", d.equation, width)] if d.equation else []
     blocks += ["\n".join(_wrapped(p.replace("``", ""), width)) for p in d.about]
     blocks.append("\n".join([head, *(_hanging(f"  {axis:<11} ", eq, width) for axis, eq in d.axes())]))
@@ -222,7 +220,7 @@ def _facts(d: Description) -> Iterator[tuple[str, str]]:
 
 def needs(objective: Objective) -> str:
     """The fields of a batch that the objective reads in addition to log-probs, mask and group ids."""
-    return ", ".join(f"{name} ({FIELDS[name]})" for name in objective.needs)
+    return ", ".join(f"{name} ({FIELDS[name]})" if name in FIELDS else name for name in objective.needs)
 
 
 def _hanging(label: str, said: str, width: int) -> str:
@@ -340,9 +338,9 @@ def listed(names: Sequence[str] | None = None, *, width: int | None = None) -> s
 
 
 def known(names: Sequence[str]) -> list[str]:
-    """Returns ``names`` if all are presets; raises ConfigError naming those that are not."""
-    wrong = [n for n in names if n not in PRESETS]
+    """Returns ``names`` if all are presets or in files; raises ConfigError naming those that are not."""
+    wrong = [n for n in names if n not in PRESETS and not is_file_spec(n)]
     if wrong:
-        hint = "trew explain --list shows all"
+        hint = "trew explain --list shows all; path/to/file.py:name is one of your own"
         raise ConfigError([f"{n!r} is not an objective{meant(n)}; {hint}" for n in wrong])
     return list(names)

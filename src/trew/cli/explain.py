@@ -27,10 +27,11 @@ def explain(
 ) -> int:
     """Show objectives: equation with its numbers, settings, source, deviations, when to use which. Without a name: all.
 
-    For example: trew explain dapo, trew explain grpo gspo sapo --plot w.svg, trew explain dapo --set eps_high=0.3
+    For example: trew explain dapo, trew explain grpo gspo sapo --plot w.svg, trew explain dapo --set eps_high=0.3,
+    trew explain my.py:own
 
     Args:
-        names: Presets; several are explained one after the other and drawn into one plot.
+        names: Presets, or FILE.py:NAME of your own; several are explained one after the other and drawn into one plot.
         list: One line each: advantage, ratio, weight, average, KL, paper.
         plot: Draw the weight w(r, A) and the coefficient over the ratio r, for A > 0 and A < 0, into this SVG file.
         ratios: The range of r, for example 0.9 1.1; default: what shows the objectives' trust regions.

@@ -195,8 +195,13 @@ def _objective() -> Schema:
     """A preset with its own settings and the options that all of them take: other names are refused by preset."""
     common = [f.name for f in dataclasses.fields(Options)]
     hints = typing.get_type_hints(Options)
-    every: Schema = {"preset": {"enum": list(PRESETS), "default": "grpo", "description": "trew explain NAME says more"}}
-    # ---- settings of any preset, as one list: editors complete from it
+    own_file = {"type": "string", "pattern": r"\.py:\w+$"}  # its settings are those of the function there
+    about_name = "trew explain NAME says more; path/to/file.py:name for an objective of your own"
+    every: Schema = {
+        "preset": {"anyOf": [{"enum": list(PRESETS)}, own_file], "default": "grpo", "description": about_name}
+    }
+    # ---- settings of any preset, as one list: editors complete from it. A file's own may have the same names and other
+    # types, so that only the rules below say which type a preset's have.
     for name in common:
         kind = next(k for k in (*typing.get_args(hints[name]), hints[name]) if k in _PLAIN)
         every[name] = {"type": _PLAIN[kind], "description": OPTIONS.get(name, "")}
@@ -204,8 +209,8 @@ def _objective() -> Schema:
     rules = []
     for preset in PRESETS:
         own, types = settings(preset), {name: _PLAIN[kind] for name, kind in kinds(preset).items()}
-        for name, kind in types.items():
-            every.setdefault(name, {"type": kind})
+        for name in types:
+            every.setdefault(name, {})
         # A preset's own setting may be of another type than another preset's of the same name.
         given = {
             name: {"type": types[name]} | ({} if default is None else {"default": default})

@@ -23,6 +23,7 @@ from ..runs.report.safe_files import read_text
 from ..runs.report.text import visible
 from ..utils.secrets import redact
 from ..utils.toml import dump_table
+from ..utils.user_files import is_file_spec, short_name
 from .describe import describe
 
 ORIGIN = {DEFAULT_MODEL: ("HuggingFaceTB/SmolLM2-135M-Instruct", "apache-2.0")}
@@ -83,7 +84,7 @@ def _header(config: Config, data: RunData, step: int, *, name: str, license: str
         known["license"] = license
     made = ModelCardData(
         library_name="transformers", pipeline_tag="text-generation",
-        tags=list(dict.fromkeys(["trew", _kind(config), config.objective.preset])),
+        tags=list(dict.fromkeys(["trew", _kind(config), short_name(config.objective.preset)])),
         model_name=name, eval_results=results or None, **known,
     )  # fmt: skip
     return f"---\n{made.to_yaml()}\n---\n\n"
@@ -167,10 +168,10 @@ _MEASURED = ("accuracy", "low", "high", "n")
 
 
 def _training(config: Config, data: RunData, step: int) -> Iterator[str]:
-    described = describe(config.objective.preset, **config.objective.args)
-    papers = "".join(f" ([source]({link}))" for link in described.papers[:1])
-    yield f"Objective {code(config.objective.preset)}{papers}: {_words(described.summary)}"
-    yield fenced(described.objective.equation(), "text")
+    if is_file_spec(config.objective.preset):  # a card says what a run recorded, and runs nobody's code
+        yield f"Objective {code(short_name(config.objective.preset))}: the author's own."
+    else:
+        yield from _objective(config)
     rows = {**_settings(config), **_circumstances(data, step)}
     # A bar would end the cell, even inside code.
     yield "\n".join(["| | |", "|---|---|", *(f"| {k} | {v.replace('|', chr(92) + '|')} |" for k, v in rows.items())])
@@ -179,6 +180,13 @@ def _training(config: Config, data: RunData, step: int) -> Iterator[str]:
         yield "\n".join(f"* {code(text)}" for text in told)
     if warned := _warnings(data, step):
         yield "Warnings of the run:\n\n" + "\n".join(f"* {code(text)}" for text in warned)
+
+
+def _objective(config: Config) -> Iterator[str]:
+    described = describe(config.objective.preset, **config.objective.args)
+    papers = "".join(f" ([source]({link}))" for link in described.papers[:1])
+    yield f"Objective {code(config.objective.preset)}{papers}: {_words(described.summary)}"
+    yield fenced(described.objective.equation(), "text")
 
 
 def _settings(c: Config) -> dict[str, str]:
@@ -288,7 +296,8 @@ def _reproduced(config: Config, step: int) -> Iterator[str]:
     which = "" if step == config.steps else f" --step {step}"
     yield f"    trew {train} recipe.toml --out RUN\n    trew export model RUN{which} --out FOLDER"
     own = config.environment
-    if any(".py:" in name for name in (own.name, *own.tools, *(r.name for r in config.rewards))):
+    named = (config.objective.preset, own.name, *own.tools, *(r.name for r in config.rewards))
+    if any(".py:" in name for name in named):
         yield "The recipe names functions in files of the author's, which are not part of this folder."
 
 

@@ -118,17 +118,10 @@ def _toml_value(raw: str) -> Any:
 
 
 def parse(table: Mapping[str, Any], *, base: Path | None = None) -> Config:
-    """Builds and validates a Config. Reward files are relative to ``base`` (the recipe's folder)."""
+    """Builds and validates a Config. Files of users' code are relative to ``base`` (the recipe's folder)."""
     problems: list[str] = []
     table = dict(table)
-    # In a recipe, overrides stand flat beside ``preset``; ObjectiveConfig has them in ``args``.
-    if isinstance(objective := table.get("objective"), Mapping):
-        table["objective"] = {
-            "preset": objective.get("preset", _usual_preset(table)),
-            "args": {k: v for k, v in objective.items() if k != "preset"},
-        }
-    if "objective" not in table:
-        table["objective"] = {"preset": _usual_preset(table)}
+    table["objective"] = _objective(table, problems)
     table |= _by_steps(table)
     config = _build(Config, table, "", problems)
     config = _anchored(config, base)
@@ -139,6 +132,23 @@ def parse(table: Mapping[str, Any], *, base: Path | None = None) -> Config:
     if problems:
         raise ConfigError(problems, config=config)
     return config
+
+
+def _objective(table: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
+    """The objective's table: a recipe has overrides flat beside ``preset``, ObjectiveConfig has them in ``args``."""
+    given = table.get("objective", {})
+    named = given.get("preset", "") if isinstance(given, Mapping) else given
+    if not isinstance(given, Mapping) or not isinstance(named, str):
+        key = "objective.preset: expected a string" if isinstance(given, Mapping) else "objective: expected a table"
+        # Of an Objective, which repr would show in several lines, the kind alone.
+        got = repr(named) if isinstance(named, str | int | float | list) else f"an object of {type(named).__name__}"
+        problems.append(
+            f"{key}, got {got}; accepts preset = the name of a preset, or path/to/file.py:name for an objective of "
+            "your own, and its settings beside it"
+        )
+        return {"preset": _usual_preset(table)}
+    preset = given.get("preset", _usual_preset(table))
+    return {"preset": preset, "args": {k: v for k, v in given.items() if k != "preset"}}
 
 
 def _unwritable(value: Any, where: str) -> Iterator[str]:
@@ -185,7 +195,8 @@ def _anchored(config: Config, base: Path | None) -> Config:
     own = config.environment
     tools = tuple(_anchor(tool, base) for tool in own.tools)
     environment = dataclasses.replace(own, name=anchored(own.name, base), tools=tools)
-    return dataclasses.replace(config, rewards=rewards, environment=environment)
+    objective = dataclasses.replace(config.objective, preset=_anchor(config.objective.preset, base))
+    return dataclasses.replace(config, rewards=rewards, environment=environment, objective=objective)
 
 
 def anchored(name: str, base: Path | None) -> str:

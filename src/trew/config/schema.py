@@ -134,7 +134,7 @@ class RolloutConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectiveConfig:
-    """A preset by name; every other key of the table is an override that the preset accepts."""
+    """A preset by name, or FILE.py:NAME for your own; every other key of the table is an override that it accepts."""
 
     preset: str = "grpo"
     args: Mapping[str, Any] = field(default_factory=dict)

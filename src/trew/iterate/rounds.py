@@ -53,6 +53,7 @@ from ..training.episodes import dataset
 from ..training.start import train
 from ..types import Prompt, ScoredGroup
 from ..utils.console import Display
+from ..utils.user_files import short_name
 from .continuing import LAYOUT, go_on
 from .fitting import objective_problems
 from .page import write_page
@@ -445,7 +446,7 @@ def summarize(rounds: Rounds, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     trained = [row["policy"] for row in rows if "policy" in row]
     c = rounds.recipe.policy
     return {
-        "task": c.task, "model": c.model, "objective": c.objective.preset, "seed": c.seed,
+        "task": c.task, "model": c.model, "objective": short_name(c.objective.preset), "seed": c.seed,
         "verifier": rounds.verifier_name, "rounds": len(trained), "n_eval": trained[-1]["n_eval"],
         "accuracy_before": trained[0]["accuracy_before"], "accuracy_after": trained[-1]["accuracy_after"],
         "auc": rows[-1]["reward_after"]["auc"], "seconds": sum(row["seconds"] for row in rows),

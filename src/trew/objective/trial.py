@@ -34,7 +34,9 @@ KINDS: Mapping[str, type] = {
 }  # fmt: skip
 """What each field of an objective holds."""
 
-_FIELDS = {f.name for f in dataclasses.fields(TokenBatch)} | {"states"}
+_MADE = {"returns", "denominators", "token_weights", "mean_entropy", "prepared_by", "padded_mask"}
+"""Fields of a batch that ``prepare`` adds."""
+_FIELDS = {f.name for f in dataclasses.fields(TokenBatch) if f.default is None} - _MADE | {"states"}
 _GROUPS, _EACH, _WIDTH = 2, 4, 5
 _REWARDS = ((1.0, 0.0, 0.5, 0.0), (0.0, 1.0, 0.25, 0.75))
 _LENGTHS = (5, 1, 3, 4, 2, 5, 4, 3)
@@ -69,7 +71,7 @@ def _of_component(component: Any, kind: type) -> str:
         return f"equation() returned {equation!r}, accepts a line of text with its numbers filled in"
     if not isinstance(component.needs, tuple) or (wrong := [n for n in component.needs if n not in _FIELDS]):
         got = wrong[0] if isinstance(component.needs, tuple) else component.needs
-        return f"needs: got {got!r}, accepts a tuple of names of TokenBatch's fields: {', '.join(sorted(_FIELDS))}"
+        return f"needs: got {got!r}, accepts a tuple of fields that a batch may have: {', '.join(sorted(_FIELDS))}"
     if component.scope not in SCOPES:
         return f"scope: got {component.scope!r}, accepts {', '.join(map(repr, SCOPES))}"
     return ""
@@ -128,7 +130,7 @@ def _beyond_scope(objective: Objective, batch: TokenBatch, output: LossOutput) -
         if not torch.allclose(torch.where(batch.mask, whole, 0.0), torch.where(batch.mask, apart, 0.0), 1e-4, 1e-6):
             return (
                 f"{_named(objective, axes)} gave other numbers for completions one by one than for all together, so "
-                f"that its scope is wider than it says; declare scope = 'batch' (or 'group')"
+                "that it must see more than its scope says; declare scope = 'batch', or 'group'"
             )
     return ""
 

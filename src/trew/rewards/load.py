@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from ..config import FUNCTION_SECONDS, RewardConfig
 from ..errors import ConfigError
+from ..utils.user_files import is_file_spec
 from .builtin.kinds import KINDS, argument_problems, unknown_kind
 from .combine import Reward
 from .names import numbered
 from .user.functions import UserFunction
-from ..utils.user_files import is_file_spec
 from .user.process import Process
 from .user.session import FunctionHost, Spec
 

@@ -53,7 +53,7 @@ def follow(place: Place) -> None:
         with contextlib.suppress(Over):
             order = orders.take()
             if order["order"] == "start":
-                _follow(FollowerRun(order["config"], Sampler(**order["sampler"]), orders))
+                _follow(FollowerRun(order["config"], Sampler(**order["sampler"]), orders, order["objective"]))
         ranks.close()
 
 
@@ -69,7 +69,7 @@ def _follow(run: FollowerRun) -> None:
 class FollowerRun:
     """The interface of the loop on a rank other than 0: see :class:`.run.TrainingRun`. Nothing is shown or recorded."""
 
-    def __init__(self, table: dict[str, Any], sampler: Sampler, orders: Orders) -> None:
+    def __init__(self, table: dict[str, Any], sampler: Sampler, orders: Orders, files_there: dict[str, str]) -> None:
         config = parse(table)
         signal_numbers = [getattr(signal, name) for name in config.stop.signals]
         # Rank 0 gets the same signals here as well.
@@ -77,7 +77,7 @@ class FollowerRun:
             signal.signal(signum, signal.SIG_IGN)
         self._orders, self._ranks = orders, orders.ranks
         self._peaks = Peaks(str(self._ranks.device))
-        self.plan = planning.follow(config, sampler, device=str(self._ranks.device))
+        self.plan = planning.follow(config, sampler, device=str(self._ranks.device), files_there=files_there)
         self.config, self.objective = config, self.plan.objective
         self._parts = parts(self.plan, self._ranks)
         self.policy, self.engine = self._parts.learner, None

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..models import loading
 from ..models.files import digest_of_sample
-from .planning import Plan
+from .planning import Plan, objective_files
 
 
 def inputs_of(plan: Plan) -> dict[str, str]:
@@ -27,14 +27,15 @@ def needs_reference(plan: Plan) -> bool:
 
 
 def _code(plan: Plan) -> dict[str, str]:
-    """SHA-256 of files whose functions a run calls, by what they are for: of rewards with the modules beside them that
-    they have imported, of the environment and its tools alone."""
+    """SHA-256 of files whose functions a run calls, by what they are for: of rewards and an objective with the modules
+    beside them that they have imported, of the environment and its tools alone."""
     found = {
         f"{reward.name}: {name}": digest
         for reward in plan.rewards.rewards
         if reward.function is not None
         for name, digest in reward.function.sources.items()
     }
+    found |= {f"objective: {name}": digest for name, digest in objective_files(plan.config).items()}
     for spec in (plan.config.environment.name, *plan.config.environment.tools):
         # In trl:file.py:Class the package stands in front.
         file = Path(spec.removeprefix("trl:").rpartition(":")[0])

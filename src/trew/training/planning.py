@@ -20,14 +20,14 @@ from ..learner.value_runner import with_score_as_value, with_value_head
 from ..models import decodable, files, loading, lora, positions
 from ..models.backend import Backend
 from ..models.lora import Adapters
-from ..objective import Objective, preset
+from ..objective import Objective, own, preset
 from ..rewards import RewardSet
 from ..rewards.gold_checks import Bar
-from ..utils.user_files import is_file_spec
 from ..rollout.chat import Lengths, Renderer
 from ..rollout.given import Demonstrations, encode
 from ..runs.rollouts import Sampler
 from ..types import Prompt
+from ..utils.user_files import is_file_spec
 from ..weights import stored_names
 from . import compatibility, episodes, replaying, right, teaching
 from .episodes import TRIED, EpisodePlan
@@ -198,12 +198,23 @@ def _tokenizer(config: Config, problems: Problems, *, notes: list[str]) -> PreTr
     return problems.attempt(lambda: loading.load_tokenizer(config.model, **own)) if found == [] else None
 
 
-def follow(config: Config, sampler: Sampler, *, device: str) -> Plan:
-    """The plan of a rank that follows another one: ``config`` was checked there, and prompts come from there."""
+def objective_files(config: Config) -> dict[str, str]:
+    """SHA-256 of the files of a user's own objective, by path below their folder, as this process has loaded them."""
+    return own.sources(config.objective.preset) if is_file_spec(config.objective.preset) else {}
+
+
+def follow(config: Config, sampler: Sampler, *, device: str, files_there: Mapping[str, str]) -> Plan:
+    """The plan of a rank that follows another one: ``config`` was checked there, and prompts come from there.
+    ``files_there``: what :func:`objective_files` is there. Raises ConfigError if it is something else here."""
     rewards = RewardSet(()) if config.demonstrates else RewardSet.from_config(config.rewards)
     own: dict[str, Any] = {"tokenizer": config.tokenizer, "chat_template": config.chat_template}
     renderer = Renderer(loading.load_tokenizer(config.model, **own), stop=config.rollout.stop)
     objective = preset(config.objective.preset, **config.objective.args)
+    if objective_files(config) != files_there:
+        raise ConfigError(
+            f"objective.preset: {config.objective.preset}: another file lies there for this rank than for rank 0, so "
+            "that they would train different objectives; copy the file, and what it imports, to all nodes"
+        )
     return Plan(
         config, objective, (), [], rewards, renderer, device, "", 0, (),
         _right(config) if config.demonstrates else right.correct_of(config, rewards),

@@ -201,7 +201,8 @@ def _start(
     interrupts = Interrupts(more=config.stop.signals, grace_s=grace)
     if orders is not None:
         # Before the model is loaded, so that all ranks load at the same time.
-        orders.give("start", config=to_table(config), sampler=dataclasses.asdict(plan.sampler))
+        sampler = dataclasses.asdict(plan.sampler)
+        orders.give("start", config=to_table(config), sampler=sampler, objective=planning.objective_files(config))
     # Of this run alone: the next one in the same process may leave the number to torch.
     ending.callback(torch.set_num_threads, torch.get_num_threads())
     program = build(plan, folder, outside, display, interrupts, ending, orders)

@@ -15,6 +15,7 @@ from ..models import backends, loading, lora
 from ..models.lora import Adapters, parameter_count
 from ..models.sharded import full
 from ..runs.files import PRIVATE
+from ..utils.user_files import short_name
 from .policy_program import PolicyProgram
 from .policy_state import PolicyState
 from .sft_program import SftState
@@ -72,7 +73,7 @@ def headline(program: PolicyProgram) -> str:
         else f"{c.rollout.prompts} x {c.rollout.completions}"
     )
     return (
-        f"{c.objective.preset}: {c.model} ({size}, {c.learner.dtype}) on {device}; {c.task}, {c.steps} "
+        f"{short_name(c.objective.preset)}: {c.model} ({size}, {c.learner.dtype}) on {device}; {c.task}, {c.steps} "
         f"steps of {step}{_without_kernels(program)}"
     )
 
@@ -122,7 +123,7 @@ def summarize(program: PolicyProgram) -> dict[str, Any]:
     assert s.before is not None
     assert s.last_eval is not None
     return {
-        "task": c.task, "model": c.model, "objective": c.objective.preset, "seed": c.seed, "steps": s.step,
+        "task": c.task, "model": c.model, "objective": short_name(c.objective.preset), "seed": c.seed, "steps": s.step,
         "position": program.rollouts.position, "seconds": s.seconds,
         "tokens_per_second": s.tokens / max(s.seconds, 1e-9), "peak_memory_bytes": program.memory.peaks.most,
         **_measured(s, s.before, s.last_eval),

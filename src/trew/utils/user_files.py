@@ -52,10 +52,10 @@ def load_named(
     return _named(modules[path], path, name, value), path, name
 
 
-def shown(name: str) -> str:
+def short_name(name: str) -> str:
     """A name as people read it: of a file, its last part.
 
-    >>> shown("/home/ada/own.py:tent"), shown("grpo")
+    >>> short_name("/home/ada/own.py:tent"), short_name("grpo")
     ('own.py:tent', 'grpo')
     """
     return os.path.basename(name) if is_file_spec(name) else name

@@ -20,6 +20,7 @@ from ..runs.lock import held
 from ..runs.report import safe_files
 from ..runs.report.read import given_by_data
 from ..utils.toml import flatten
+from ..utils.user_files import short_name
 from .curves import Curves, MetricsFile
 from .lock_copy import is_copy
 from .signature import Signature, signature
@@ -202,7 +203,7 @@ class ViewedRun:
                 "state": self.state,
                 "step": max(curves.steps, default=max(curves.evals, default=0)),
                 "steps": whole(steps), "updated": self.updated,
-                "model": _word(values.get("model")), "preset": _word(values.get("objective.preset")),
+                "model": _word(values.get("model")), "preset": short_name(_word(values.get("objective.preset"))),
                 "seed": whole(finite(values.get("seed"))), "setting": self.setting, "revision": self.revision,
                 "read": curves.number,
                 "warnings": len(curves.health.found), "has_rollouts": has_rollouts,

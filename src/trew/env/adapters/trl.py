@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...errors import ConfigError
-from ...utils.user_files import load_named, sources_of
 from ...types import Message
+from ...utils.user_files import load_named, sources_of
 from ..protocol import Environment, Reply, Say, Tool
 from ..tools.builtin import ToolError
 from ..tools.schema import tool_of

@@ -23,6 +23,7 @@ from ...objective.imitation import CorrectOnly
 from ...objective.options import Options
 from ...rewards import KINDS
 from ...rewards.names import judge_rank, names_of
+from ...utils.user_files import is_file_spec
 from .offered import exact, offer
 from .rewards import keys_of, refuse
 
@@ -220,6 +221,12 @@ def _parts(config: Config) -> dict[str, str]:
 def _objective(config: Config, lost: list[str]) -> tuple[dict[str, str], dict[str, str]]:
     """Returns the keys that select the objective in verl, and the environment with TREW_VERL where it is needed."""
     name, args = config.objective.preset, dict(config.objective.args)
+    if is_file_spec(name):
+        raise ConfigError(
+            f"objective.preset: got {name!r}, accepts a preset here: a command has no place for code of your own; make "
+            f"the objective in a module that VERL_USE_EXTERNAL_MODULES names, and there call "
+            f"trew.integrations.verl.register('{name.rpartition(':')[2]}', trew.preset({name!r}))"
+        )
     # First the settings that verl implements elsewhere: with a correction, say, no objective could be offered at all.
     # One that is switched off has nothing to implement, and may switch off what the preset has.
     off = Options()

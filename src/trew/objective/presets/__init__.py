@@ -1,5 +1,6 @@
-"""Algorithms by name: a function each, whose parameters are its settings, and one table that lists them. A name may also
-be that of a function or an objective in a file of the user's, as ``path/to/file.py:name``.
+"""Algorithms by name: a function each, whose parameters are its settings, and one table that lists them.
+
+A name may also be that of a function or an objective in a file of the user's, as ``path/to/file.py:name``.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 from ...errors import ConfigError, nearest
 from ...utils import peer_names
-from ...utils.user_files import describe, is_file_spec, shown, where
+from ...utils.user_files import describe, is_file_spec, short_name, where
 from .. import options as common
 from .. import own as users
 from .. import trial
@@ -143,9 +144,9 @@ def preset(name: str, /, **overrides: Any) -> Objective:
     Clip(eps_low=0.2, eps_high=0.3)
     """
     if not isinstance(name, str) or not (is_file_spec(name) or name in PRESETS):
-        got = f"an object of {type(name).__name__}" if isinstance(name, Objective) else f"{name!r}{meant(str(name))}"
         raise ConfigError(
-            f"objective.preset: got {got}, accepts {', '.join(PRESETS)}, or path/to/file.py:name for your own"
+            f"objective.preset: got {name!r}{meant(str(name))}, accepts {', '.join(PRESETS)}, or path/to/file.py:name "
+            "for your own"
         )
     own = settings(name)
     if problems := [p for key, value in overrides.items() for p in _problems(name, own, key, value)]:
@@ -200,7 +201,7 @@ def _problems(name: str, own: Mapping[str, Any], key: str, value: Any) -> list[s
     if key in _OPTIONS:
         return _mismatch(key, value, _OPTIONS[key], "")
     return [
-        f"objective.{key}: {shown(name)} has no such setting{_meant(key, own)}; accepts "
+        f"objective.{key}: {short_name(name)} has no such setting{_meant(key, own)}; accepts "
         f"{', '.join(own) or 'none of its own'}; and as every objective {', '.join(_OPTIONS)}"
     ]
 

@@ -18,9 +18,9 @@ from typing import Any
 
 from ...errors import ConfigError, nearest
 from ...types import Message, Prompt
+from ...utils.user_files import load_function, sources_of
 from ..columns import first_column
 from ..verdict import shown
-from ...utils.user_files import load_function, sources_of
 
 OFFERED = ("prompts", "completions", "completion_ids", "trainer_state")  # by us, in TRL's form
 CONVERSATION = "messages"  # offered with episodes; elsewhere a column may have this name

@@ -19,11 +19,11 @@ from types import ModuleType
 from typing import Any, Literal, Protocol
 
 from ...errors import ConfigError, RewardError
+from ...utils.preserved import importable, preserved_state
+from ...utils.user_files import describe, where
 from ..steps import are_steps, mean_of_steps, parse_steps
 from . import functions
 from .functions import Sample, UserFunction
-from ...utils.user_files import describe, where
-from ...utils.preserved import importable, preserved_state
 from .returned import as_list, as_number, discard, verl_score
 
 Spec = tuple[str, Mapping[str, Any]]

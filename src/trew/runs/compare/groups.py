@@ -10,6 +10,7 @@ from typing import Any
 from ...config.free import is_free
 from ...errors import ConfigError, nearest
 from ...eval.comparison import Pair
+from ...utils import user_files
 from ..report.text import ends_of
 from .members import Member
 
@@ -150,7 +151,7 @@ def _names(tables: Sequence[Mapping[str, Any]]) -> list[str]:
         last = key.rpartition(".")[2]
         # One setting differs: its value is enough.
         if len(tables[0]) == 1 or key == "objective.preset":
-            return shown(value) if isinstance(value, str) else f"{last}={shown(value)}"
+            return shown(user_files.short_name(value)) if isinstance(value, str) else f"{last}={shown(value)}"
         return f"{last if lasts.count(last) == 1 else key}={shown(value)}"
 
     order = sorted(tables[0], key=lambda key: (key != "objective.preset", key))

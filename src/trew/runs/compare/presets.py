@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...errors import ConfigError
+from ...utils.user_files import is_file_spec
 from .groups import RunGroup, shown
 
 
@@ -27,10 +28,13 @@ def default_differences(groups: Sequence[RunGroup]) -> list[str]:
 
 
 def _resolved(group: RunGroup) -> dict[str, Any]:
-    """These settings of a group's objective, named in its recipe or not; empty for a preset of another version."""
+    """These settings of a group's objective, named in its recipe or not; empty for a preset of another version. Of an
+    objective in a user's file those that the recipe names: to compare runs, nobody's code is run."""
     from ...objective.presets import preset
 
     given = {k.partition(".")[2]: v for k, v in group.members[0].settings.items() if k.startswith("objective.")}
+    if is_file_spec(str(given["preset"])):
+        return given
     try:
         # Also resolves overrides, so that the numbers are those that were trained with.
         objective = preset(str(given.pop("preset")), **given)

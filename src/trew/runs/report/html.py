@@ -11,6 +11,7 @@ from typing import Any
 
 from ...errors import ConfigError, output_file
 from ...utils.secrets import redact, secrets
+from ...utils.user_files import short_name
 from . import page
 from .conversation import Said, conversation
 from .heat import heat_strip
@@ -154,7 +155,7 @@ def write_report(folders: Iterable[str | Path] | str | Path, out: str | Path | N
 def _facts(run: RunData) -> list[tuple[str, str]]:
     """The facts about a run, from its summary, or from its configuration while it has none."""
     s, c = run.summary, run.config
-    objective = s.get("objective") or _get(c, "objective", "preset")
+    objective = short_name(str(s.get("objective") or _get(c, "objective", "preset") or ""))
     steps = s.get("steps", max((row["step"] for row in run.rows), default=0))
     memory = s.get("peak_memory_bytes")
     facts = {
