@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from pathlib import Path
 
 import pytest
 import torch
 
+import compare_help
+import tiny
 import trew
 from trew.cli import describe
 from trew.cli.json_schema import recipe_schema
@@ -15,6 +18,11 @@ from trew.config import Config, dumps, load, parse
 from trew.errors import ConfigError
 from trew.objective import own, presets, trial
 from trew.objective.presets import kinds, preset, settings
+from trew.runs import RunFolder, problems
+from trew.runs.compare import Choices, compare_runs, to_json
+from trew.runs.rollouts import Sampler
+from trew.training import planning
+from trew.view.library import Library
 
 GAUSSIAN = '''
 """Objectives of a test."""
@@ -211,6 +219,7 @@ MADE = {
     "return 1 / 0": ":5: own() failed: ZeroDivisionError: division by zero",
     "return 'grpo'": ": own() returned str, accepts a trew.objective.Objective, such as trew.preset('grpo').replace(",
     "return trew.preset('grop')": ":5: own() failed: ConfigError: objective.preset: got 'grop'",
+    "raise SystemExit('no')": ":5: own() failed: SystemExit: no",
     "raise ValueError('odd')": ":5: own() failed: ValueError: odd",
     # Not by replace: in tests, beartype refuses that first.
     "made = trew.preset('grpo'); object.__setattr__(made, 'weight', 0.2); return made": ": own: weight = float: is no "
@@ -246,16 +255,21 @@ BODIES = {
     "number for each token of the batch",
     "return ratio / 0 * 0": "tried on a step of 8 completions: weight = Broken gave numbers that are not finite",
     "return (ratio - 1).sqrt()": "weight = Broken gave numbers that are not finite",
-    "return torch.ones(3) @ ratio": "my.py:10: RuntimeError: ",
-    "return batch.lenghts": "my.py:10: AttributeError: ",
-    "return batch.teacher.mean()": "my.py:10: AttributeError: ",
+    "return torch.ones(3) @ ratio": "my.py:11: RuntimeError: ",
+    "return batch.lenghts": "my.py:11: AttributeError: ",
+    "return batch.teacher.mean()": "my.py:11: AttributeError: ",
     "return ratio.mul_(2)": "ratio: was changed in place by a component of the objective",
     "return ratio / ratio.mean()": "weight = Broken gave other numbers for completions one by one than for all "
     "together, so that it must see more than its scope says; declare scope = 'batch', or 'group'",
+    # The mean over each completion: right for whole ones, and in training some are cut.
+    "i = batch.sequence_ids; return segment_mean(ratio, mask=batch.mask, ids=i, size=batch.size)[i]": "weight = Broken "
+    "gave other numbers for every second token than for whole completions, so that it must see more than its scope "
+    "says; declare scope = 'sequence'",
 }
 BROKEN = """
     import torch, trew
     from dataclasses import dataclass
+    from trew.objective.segments import segment_mean
     from trew.objective.weight import Weight
 
     @dataclass(frozen=True)
@@ -282,9 +296,21 @@ def test_what_a_component_computes_is_tried(tmp_path, body):
     assert BODIES[body] in said
 
 
-def test_a_component_that_says_what_it_must_see_passes(tmp_path):
-    made = preset(broken(tmp_path, extra="scope = 'batch'", body="return ratio / ratio.mean()"))
-    assert made.scope == "batch"
+WIDER = {"batch": "return ratio / ratio.mean()", "sequence": next(body for body in BODIES if "segment_mean" in body)}
+
+
+@pytest.mark.parametrize("scope", WIDER)
+def test_a_component_that_says_what_it_must_see_passes(tmp_path, scope):
+    made = preset(broken(tmp_path, extra=f"scope = '{scope}'", body=WIDER[scope]))
+    assert made.scope == scope
+
+
+def test_it_is_tried_wherever_the_caller_is(tmp_path):
+    spec = f"{written(tmp_path)}:own"
+    with torch.inference_mode():
+        assert preset(spec).name == "gaussian"
+    with torch.no_grad():
+        assert preset(spec).name == "gaussian"
 
 
 COMPONENTS = {
@@ -336,6 +362,42 @@ def test_the_schema_of_recipes_admits_it():
             table["objective"] = {"preset": preset_}
         assert (not [*check.iter_errors(table)]) == right, preset_
     assert [*check.iter_errors({"model": "m", "objective": {"preset": "my.py:own", "beta": "no"}})]
+
+
+def test_a_rank_with_another_file_is_told_so(tmp_path):
+    tiny.tokenizer().save_pretrained(tmp_path / "lm")
+    spec = f"{written(tmp_path)}:own"
+    config = parse({"model": str(tmp_path / "lm"), "objective": {"preset": spec}, "data": {"task": "arithmetic"},
+                    "rewards": [{"name": "arithmetic"}]})  # fmt: skip
+    preset(spec)
+    there = planning.objective_files(config)
+    assert there.keys() == {"my.py"}
+    sampler = Sampler("torch", "float32")
+    assert planning.follow(config, sampler, device="cpu", files_there=there).objective == preset(spec)
+    with pytest.raises(ConfigError) as caught:
+        planning.follow(config, sampler, device="cpu", files_there={"my.py": "0" * 64})
+    assert f"objective.preset: {spec}: another file lies there for this rank than for rank 0" in str(caught.value)
+
+
+def test_a_run_is_not_overwritten_that_has_the_file_in_its_folder(tmp_path):
+    with RunFolder.open(tmp_path / "run") as run:
+        run.write_config('model = "m"\n')
+    spec = f"{written(tmp_path / 'run' / 'rollouts')}:own"
+    [said] = problems(tmp_path / "run", overwrite=True, settings={"objective": {"preset": spec}})
+    assert said.startswith(f"objective.preset: {spec} belongs to the run in {tmp_path / 'run'}")
+
+
+def test_recorded_runs_are_shown_and_compared_by_its_name_without_running_it(tmp_path):
+    """There is no such file where they are looked at."""
+    own_one = {"preset": "/somewhere/else/my.py:own", "s": 0.1, "beta": 0.3}
+    runs = [compare_help.write(tmp_path / f"own-{seed}", seed, 12, objective=own_one) for seed in (0, 1)]
+    runs += [compare_help.write(tmp_path / f"grpo-{seed}", seed, 12) for seed in (0, 1)]
+    assert {run.about()["preset"] for run in Library([tmp_path]).runs()} == {"my.py:own", "grpo"}
+    found = to_json(compare_runs(runs, Choices()))
+    assert [group["name"] for group in found["groups"]] == ["my.py:own beta=0.3 s=0.1", "grpo"]
+    said = json.dumps(found)
+    assert "the presets differ in more than their method: objective.beta is " in said
+    assert "0.3 in my.py:own" in said
 
 
 def test_verl_is_told_where_it_belongs(tmp_path):

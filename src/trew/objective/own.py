@@ -85,7 +85,7 @@ def make(own: Own, settings: Mapping[str, Any]) -> Objective:
     try:
         with preserved_state():
             made = own.make(**settings)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         # A component's message begins with the setting, which the recipe has under the same name.
         if isinstance(error, ValueError) and str(error).partition(":")[0] in inspect.signature(own.make).parameters:
             raise

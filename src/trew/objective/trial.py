@@ -4,7 +4,7 @@ than it says, in the middle of a run."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -82,7 +82,7 @@ def problem_on_a_step(objective: Objective, located: Callable[[BaseException], s
     a batch may have; empty if nothing does."""
     tried = f"tried on a step of {_GROUPS * _EACH} completions"
     try:
-        with preserved_state(), torch.random.fork_rng(devices=[]), torch.enable_grad():
+        with preserved_state(), torch.inference_mode(False), torch.enable_grad():
             batch = objective.prepare(_step(objective))
             output = objective.loss(batch)
             problem = _not_finite(objective, batch, output) or _beyond_scope(objective, batch, output)
@@ -115,24 +115,46 @@ def _computed(
 
 
 def _beyond_scope(objective: Objective, batch: TokenBatch, output: LossOutput) -> str:
-    """The first component of the loss that computes something else where it sees one completion at a time, although its
-    scope says that it may: with it, the gradient would depend on how a step is cut."""
+    """The first component of the loss that computes something else where it sees less of the step, although its scope
+    says that it may: with it, the gradient would depend on how a step is cut."""
     if objective.sees_step:
         return ""
-    parts = [objective.loss(batch.select(torch.tensor([i]))) for i in range(batch.size)]
+    tokens = torch.arange(len(batch.mask))
+    completions = [batch.select(torch.tensor([i])) for i in range(batch.size)]
+    if axes := _differing(objective, batch, output, completions, tokens):
+        return (
+            f"{_named(objective, axes)} gave other numbers for completions one by one than for all together, so that "
+            "it must see more than its scope says; declare scope = 'batch', or 'group'"
+        )
+    if objective.scope == "token":
+        order = torch.cat([tokens[::2], tokens[1::2]])  # every second token, so that all completions are cut
+        halves = [batch.select_tokens(tokens[::2]), batch.select_tokens(tokens[1::2])]
+        if axes := _differing(objective, batch, output, halves, order):
+            return (
+                f"{_named(objective, axes)} gave other numbers for every second token than for whole completions, so "
+                "that it must see more than its scope says; declare scope = 'sequence'"
+            )
+    return ""
+
+
+def _differing(
+    objective: Objective, batch: TokenBatch, output: LossOutput, parts: Sequence[TokenBatch], order: Tensor
+) -> tuple[str, ...]:
+    """The first axes whose numbers are others for ``parts`` than in ``output``, which is of all tokens; ``order`` has
+    the numbers of the parts' tokens."""
+    outputs = [objective.loss(part) for part in parts]
     for axes, name in (
         (("ratio", "correction"), "ratio"), (("correction",), "correction"), (("weight",), "weight"),
         (("divergence", "nll"), "coefficients"),
     ):  # fmt: skip
-        if (whole := output.packed.get(name)) is None:
+        if name not in output.packed:
             continue
-        apart = torch.cat([part.packed[name] for part in parts])
-        if not torch.allclose(torch.where(batch.mask, whole, 0.0), torch.where(batch.mask, apart, 0.0), 1e-4, 1e-6):
-            return (
-                f"{_named(objective, axes)} gave other numbers for completions one by one than for all together, so "
-                "that it must see more than its scope says; declare scope = 'batch', or 'group'"
-            )
-    return ""
+        whole = torch.where(batch.mask, output.packed[name], 0.0)[order]
+        apart = torch.where(batch.mask[order], torch.cat([one.packed[name] for one in outputs]), 0.0)
+        # Coefficients are as small as the average makes them.
+        if not torch.allclose(whole, apart, 1e-4, 1e-5 * float(whole.abs().max())):
+            return axes
+    return ()
 
 
 def _named(objective: Objective, axes: tuple[str, ...]) -> str:
