@@ -189,7 +189,8 @@ def test_it_is_shown_before_and_planned(server, folder):
     assert said.startswith("my.py:own\n\nA trust region without an edge.")
     assert "Settings    s = 0.1 (default 0.2)" in said
     assert "<svg" in (folder / "w.svg").read_text()
-    assert "my.py:onw" not in server.run("plan", "r.toml", cwd=folder)
+    assert "reference" not in server.run("plan", "r.toml", cwd=folder)
+    assert "reference" in server.run("plan", "r.toml", "--set", "objective.beta=0.1", cwd=folder)
 
 
 def test_runs_are_compared_by_its_name_and_settings(server, folder, whole):
