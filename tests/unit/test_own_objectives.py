@@ -405,10 +405,10 @@ def test_verl_is_told_where_it_belongs(tmp_path):
 
     spec = f"{written(tmp_path)}:own"
     with pytest.raises(ConfigError) as caught:
-        export(parse({"model": "m", "objective": {"preset": spec}, "data": {"task": "gsm8k"}}))
+        export(parse({"model": "m", "objective": {"preset": spec, "s": 0.1}, "data": {"task": "gsm8k"}}))
     [said] = caught.value.problems
     assert f"objective.preset: got {spec!r}, accepts a preset here" in said
-    assert f"trew.integrations.verl.register('own', trew.preset({spec!r}))" in said
+    assert f"trew.integrations.verl.register('own', trew.preset({spec!r}, s=0.1))" in said
 
 
 def test_a_config_of_python_names_it_as_well(tmp_path):

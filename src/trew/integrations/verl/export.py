@@ -222,10 +222,11 @@ def _objective(config: Config, lost: list[str]) -> tuple[dict[str, str], dict[st
     """Returns the keys that select the objective in verl, and the environment with TREW_VERL where it is needed."""
     name, args = config.objective.preset, dict(config.objective.args)
     if is_file_spec(name):
+        settings = "".join(f", {key}={value!r}" for key, value in args.items())
         raise ConfigError(
             f"objective.preset: got {name!r}, accepts a preset here: a command has no place for code of your own; make "
             f"the objective in a module that VERL_USE_EXTERNAL_MODULES names, and there call "
-            f"trew.integrations.verl.register('{name.rpartition(':')[2]}', trew.preset({name!r}))"
+            f"trew.integrations.verl.register('{name.rpartition(':')[2]}', trew.preset({name!r}{settings}))"
         )
     # First the settings that verl implements elsewhere: with a correction, say, no objective could be offered at all.
     # One that is switched off has nothing to implement, and may switch off what the preset has.
