@@ -221,9 +221,8 @@ MADE = {
     "return trew.preset('grop')": ":5: own() failed: ConfigError: objective.preset: got 'grop'",
     "raise SystemExit('no')": ":5: own() failed: SystemExit: no",
     "raise ValueError('odd')": ":5: own() failed: ValueError: odd",
-    # Not by replace: in tests, beartype refuses that first.
-    "made = trew.preset('grpo'); object.__setattr__(made, 'weight', 0.2); return made": ": own: weight = float: is no "
-    "Weight; give an object of a subclass of trew.objective.weight.Weight",
+    "return trew.preset('grpo').replace(wieght=0.2)": ":5: own() failed: ValueError: wieght: is no part of an objective "
+    "(did you mean 'weight'?)",
     "return trew.preset('grpo').replace(name='')": ": own: name: got '', accepts a text that names the objective",
 }
 

@@ -4,7 +4,7 @@ than it says, in the middle of a run."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,27 +12,10 @@ from torch import Tensor
 
 from ..errors import DataError
 from ..utils.preserved import preserved_state
-from .adjust import Adjust
-from .advantage import Advantage
-from .aggregate import Aggregate
 from .batch import TokenBatch
 from .component import SCOPES, Component
-from .correction import Correction
-from .divergence import Divergence
-from .entropy_bonus import EntropyBonus
-from .filter import GroupFilter, LossMask, TokenMask
-from .likelihood import CorrectLikelihood
+from .kinds import ONE, SEVERAL
 from .objective import LossOutput, Objective
-from .ratio import Ratio
-from .shaping import Shape
-from .weight import Weight
-
-KINDS: Mapping[str, type] = {
-    "advantage": Advantage, "weight": Weight, "aggregate": Aggregate, "ratio": Ratio, "keep": GroupFilter,
-    "shape": Shape, "adjust": Adjust, "prune": LossMask, "select": TokenMask, "correction": Correction,
-    "divergence": Divergence, "entropy_bonus": EntropyBonus, "nll": CorrectLikelihood,
-}  # fmt: skip
-"""What each field of an objective holds."""
 
 _MADE = {"returns", "denominators", "token_weights", "mean_entropy", "prepared_by", "padded_mask"}
 """Fields of a batch that ``prepare`` adds."""
@@ -48,11 +31,11 @@ def problems_of_components(objective: Objective, located: Callable[[BaseExceptio
     if not isinstance(objective.name, str) or not objective.name:
         return [f"name: got {objective.name!r}, accepts a text that names the objective"]
     found = []
-    for axis, kind in KINDS.items():
+    for axis in (*ONE, *SEVERAL):
         chosen = getattr(objective, axis)
-        for component in chosen if isinstance(chosen, tuple) else (chosen,):
+        for component in chosen if axis in SEVERAL else (chosen,):
             try:
-                problem = _of_component(component, kind)
+                problem = _of_component(component)
             except Exception as error:
                 problem = f"its equation, needs or scope failed: {located(error)}"
             if problem:
@@ -60,13 +43,10 @@ def problems_of_components(objective: Objective, located: Callable[[BaseExceptio
     return found
 
 
-def _of_component(component: Any, kind: type) -> str:
-    name = kind.__name__
-    if not isinstance(component, kind):
-        return f"is no {name}; give an object of a subclass of {kind.__module__}.{name}, with all that it must have"
+def _of_component(component: Any) -> str:
+    """What is wrong with a component beyond its kind, which the objective has checked; empty if nothing is."""
     if not dataclasses.is_dataclass(component) or not type(component).__dataclass_params__.frozen:
         return "is no frozen dataclass, and objectives are compared by value; write @dataclass(frozen=True) above it"
-    # A protocol's own method returns None where a subclass has none.
     if not isinstance(equation := component.equation(), str) or not equation.strip():
         return f"equation() returned {equation!r}, accepts a line of text with its numbers filled in"
     if not isinstance(component.needs, tuple) or (wrong := [n for n in component.needs if n not in _FIELDS]):
