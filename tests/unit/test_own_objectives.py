@@ -221,8 +221,8 @@ MADE = {
     "return trew.preset('grop')": ":5: own() failed: ConfigError: objective.preset: got 'grop'",
     "raise SystemExit('no')": ":5: own() failed: SystemExit: no",
     "raise ValueError('odd')": ":5: own() failed: ValueError: odd",
-    "return trew.preset('grpo').replace(wieght=0.2)": ":5: own() failed: ValueError: wieght: is no part of an objective "
-    "(did you mean 'weight'?)",
+    "return trew.preset('grpo').replace(wieght=0.2)": ":5: own() failed: ValueError: wieght: is no part of an "
+    "objective (did you mean 'weight'?)",
     "return trew.preset('grpo').replace(name='')": ": own: name: got '', accepts a text that names the objective",
 }
 
