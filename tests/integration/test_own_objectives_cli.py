@@ -127,7 +127,9 @@ def test_python_trains_the_same(folder, whole, monkeypatch):
 
 def test_a_resumed_run_is_the_run_and_a_changed_file_another(server, folder, whole):
     train(server, folder, "cut", "steps=2")
-    assert "continuing after step 2" in train(server, folder, "cut", "steps=4", resume=True)
+    said = train(server, folder, "cut", "steps=4", resume=True)
+    assert "continuing after step 2" in said
+    assert "the recipe says" not in said  # the same file, which config.toml has with its folder
     assert_equal_weights(whole, folder / "cut")
     # ---- the file changes, its settings do not
     other = folder / "other.py"

@@ -79,7 +79,7 @@ def _edited(recipe: Path, own: Mapping[str, Any], overrides: Sequence[str]) -> I
 def _same_file(key: str, value: Any, mine: Any, base: Path) -> bool:
     """Whether the files of users' code in the recipe are those that the run has stored, where relative paths are
     absolute."""
-    if not key.startswith(("rewards.", "environment.")):
+    if not key.startswith(("rewards.", "environment.", "objective.preset")):
         return False
     if isinstance(value, list) and isinstance(mine, list):  # environment.tools
         same = (one == other or _same_file(key, one, other, base) for one, other in zip(value, mine, strict=False))

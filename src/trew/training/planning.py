@@ -20,7 +20,8 @@ from ..learner.value_runner import with_score_as_value, with_value_head
 from ..models import decodable, files, loading, lora, positions
 from ..models.backend import Backend
 from ..models.lora import Adapters
-from ..objective import Objective, own, preset
+from ..objective import Objective, preset
+from ..objective.own import sources
 from ..rewards import RewardSet
 from ..rewards.gold_checks import Bar
 from ..rollout.chat import Lengths, Renderer
@@ -200,7 +201,7 @@ def _tokenizer(config: Config, problems: Problems, *, notes: list[str]) -> PreTr
 
 def objective_files(config: Config) -> dict[str, str]:
     """SHA-256 of the files of a user's own objective, by path below their folder, as this process has loaded them."""
-    return own.sources(config.objective.preset) if is_file_spec(config.objective.preset) else {}
+    return sources(config.objective.preset) if is_file_spec(config.objective.preset) else {}
 
 
 def follow(config: Config, sampler: Sampler, *, device: str, files_there: Mapping[str, str]) -> Plan:
