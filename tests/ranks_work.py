@@ -316,7 +316,7 @@ def trained(ranks: Ranks, *, recipe: str) -> dict[str, Any] | None:
         orders.give("end")
         return None
     order = orders.take()
-    run = WatchedFollower(order["config"], Sampler(**order["sampler"]), orders)
+    run = WatchedFollower(order["config"], Sampler(**order["sampler"]), orders, order["objective"])
     with suppress(Over):
         loop.train(run)
     return {"held": run.held, "freed": run.freed}

@@ -5,7 +5,9 @@ The code runs in the training process, on every rank: each of them loads the fil
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -123,9 +125,13 @@ def _misfit(function: Any) -> str:
 
 def _forget_changed(path: Path) -> None:
     """Has a file that has changed since it was loaded be loaded again, in a notebook for instance."""
-    known = _SOURCES.get(path)
-    if known is None or all(_digest(file) == digest for file, digest in known.items()):
+    changed = [file for file, digest in _SOURCES.get(path, {}).items() if _digest(file) != digest]
+    if not changed:
         return
+    known = _SOURCES[path]
+    for file in changed:  # Python takes bytecode for current by the source's size and second
+        with contextlib.suppress(OSError):
+            Path(importlib.util.cache_from_source(str(file))).unlink(missing_ok=True)
     for name in _IMPORTED.pop(path):
         if (module := sys.modules.get(name)) is not None and _file(module) in known:
             del sys.modules[name]
