@@ -236,6 +236,9 @@ class MeanOfSequence(Correction):
         c = self.rule(batch)
         return segment_mean(c, mask=batch.mask, ids=batch.sequence_ids, size=batch.size)[batch.sequence_ids]
 
+    def equation(self):
+        return f"mean over the sequence of {self.rule.equation()}"
+
 
 @pytest.mark.parametrize(("mode", "correction"), [("token_truncate", "tis"), ("token_mask", "mis-token")])
 def test_a_token_s_correction_of_a_sequence_ratio_is_where_we_differ(mode, correction):

@@ -43,9 +43,10 @@ ROOT = Path(__file__).parents[2]
 REFUSED = {
     "[environment]": "environment: is not exported", "[[data]]": "data: got 2 data sets",
     "[critic]": "(ppo|vapo) cannot run",
+    "custom_objective.py": "a command has no place for code of your own",
     "[teacher]": "opd cannot run in verl", "[sft]": "data.task: demonstrations are not exported",
 }  # fmt: skip
-"""Tables of recipes that verl's command has no place for, and the message."""
+"""What of recipes verl's command has no place for, and the message."""
 KEPT = [p for p in sorted((ROOT / "recipes").glob("*.toml")) if "[iterate]" not in p.read_text()]
 RECIPES = [p for p in KEPT if not any(table in p.read_text() for table in REFUSED)]
 LOSSES = [name for name, offer in table().items() if not offer.loss and name not in ("ppo", "ppo-clip", "opd")]
