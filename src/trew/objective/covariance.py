@@ -47,10 +47,11 @@ def _seed_of(batch: TokenBatch, seed: int) -> int:
     """A seed that follows from ``seed`` and from what was sampled, in any order of sequences. Only what is recorded
     counts: what is computed anew may round otherwise on another number of ranks. Of rewards their order, which decides
     advantages, and of tokens those with a loss."""
-    size = batch.lengths.square()
+    present = batch.lengths > 0  # without a loss, or without a reward, a completion counts as one that is not there
+    size = batch.lengths[present].square()
     if batch.rewards is not None:
         rewards = batch.rewards if batch.rewards.ndim == 2 else batch.rewards[:, None]
-        for column in rewards.detach().nan_to_num(-torch.inf).unbind(1):
+        for column in rewards.detach()[present].nan_to_num(-torch.inf).unbind(1):
             size = size * (2 + column.unique(return_inverse=True)[1])
     found = seed + int(size.sum())
     if batch.rollout_logprobs is not None:
