@@ -241,9 +241,13 @@ def test_clip_cov_draws_by_lengths_and_rewards_where_the_sampler_s_log_probs_are
     for _ in range(100):
         lengths = torch.randint(1, 40, (8, 1), generator=g)
         rewards = torch.randint(0, 2, (8,), generator=g).double()
-        batch = step([[0.0] * 40] * 8, rewards=rewards, mask=torch.arange(40)[None] < lengths)
+        mask = torch.arange(40)[None] < lengths
+        batch = step([[0.0] * 40] * 8, rewards=rewards, mask=mask)
+        # A ninth completion without a loss, whose reward lies between the others.
+        more = step([[0.0] * 40] * 9, rewards=torch.cat([rewards, f(0.5)]), mask=torch.cat([mask, mask[:1] & False]))
         seed = covariance_seed(batch, 3)
         found.add(seed)
+        assert covariance_seed(more, 3) == seed
         assert covariance_seed(batch, 4) == seed + 1
         assert covariance_seed(batch.replace(rewards=rewards - 3), 3) == seed
         assert covariance_seed(batch.select(torch.randperm(8, generator=g)), 3) == seed

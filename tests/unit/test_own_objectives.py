@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import textwrap
 from pathlib import Path
 
@@ -100,7 +101,8 @@ def test_a_value_has_the_options_alone(tmp_path):
     assert "my.py:value has no such setting; accepts none of its own; and as every objective beta" in refusal(spec, s=1)
 
 
-def test_a_file_is_loaded_once_and_again_after_it_has_changed(tmp_path):
+def test_a_file_is_loaded_once_and_again_after_it_has_changed(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
     path = written(tmp_path)
     first, second = preset(f"{path}:own"), preset(f"{path}:own", s=0.2)
     assert first == second
@@ -109,7 +111,8 @@ def test_a_file_is_loaded_once_and_again_after_it_has_changed(tmp_path):
     assert preset(f"{path}:own").weight.s == 0.3
 
 
-def test_what_a_file_imports_from_its_folder_counts_as_a_part_of_it(tmp_path):
+def test_what_a_file_imports_from_its_folder_counts_as_a_part_of_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
     (tmp_path / "parts_of_own").mkdir()
     helper = tmp_path / "parts_of_own" / "width.py"
     helper.write_text("WIDTH = 0.4\n")
